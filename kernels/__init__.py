@@ -1,0 +1,1 @@
+"""Torch and Triton kernels of sglang-hybrid."""

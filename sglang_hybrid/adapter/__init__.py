@@ -1,0 +1,1 @@
+"""Everything that touches SGLang: flags, cache, components, scheduler hooks."""

@@ -1,0 +1,1 @@
+"""Costs, scores and victim index. Imports neither torch nor sglang."""

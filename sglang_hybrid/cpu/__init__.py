@@ -1,0 +1,1 @@
+"""CPU reference platform: runs a real SGLang server without a GPU."""
