@@ -83,7 +83,7 @@ class CacheConfig(BaseModel):
         0.25,
         kind="number",
         allowed="a finite number >= 0 (0: exact order)",
-        meaning="Width of a score bucket of the victim index, in powers of two.",
+        meaning="Width of a bucket of the victim index, in the natural logarithm of the score.",
         ge=0,
         allow_inf_nan=False,
     )

@@ -1,0 +1,55 @@
+"""What runs in a scheduler: building the cache, cutting prefill, reporting."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sglang_hybrid.adapter import hooks, record
+
+logger = logging.getLogger(__name__)
+
+STATE_KEY = "hybrid_marconi"
+"""Key of the cache's state in `internal_states` of `/server_info`, one per DP rank."""
+
+
+def build_cache(ctx: Any) -> Any:
+    """Factory of the registered backend; `ctx` is SGLang's `TreeCacheBuildContext`.
+
+    Raises:
+        RuntimeError: the launcher did not check the configuration, or a hook is not in
+            place; the server must not come up like that.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    from sglang_hybrid.adapter.factory import create_cache
+
+    if not record.notes_of(ctx.server_args).validated:
+        raise RuntimeError(
+            "the launcher did not check the configuration of the cache, because the plugin "
+            "was not loaded there; run `hybrid-marconi doctor`"
+        )
+    hooks.register(hooks.SCHEDULER)
+    HookRegistry.apply_hooks()
+    if missing := hooks.problems((*hooks.LAUNCH, *hooks.SCHEDULER)):
+        raise RuntimeError(missing[0])
+    return create_cache(ctx)
+
+
+def prefill_adder_class(original: type, _scheduler: Any) -> type:
+    """Hook after `Scheduler.get_prefill_adder_class`."""
+    from sglang_hybrid.adapter.prefill import adder_class
+
+    return adder_class(original)
+
+
+def internal_state(reply: Any, scheduler: Any, _request: Any) -> Any:
+    """Hook after `Scheduler.get_internal_state`: add configuration and counters."""
+    try:
+        status = scheduler.tree_cache.status()
+    except Exception as error:  # a report must not end a scheduler that serves
+        logger.exception("The state of the cache could not be reported")
+        status = {"error": f"{type(error).__name__}: {error}"}
+    config = record.config_of(scheduler.server_args).effective()
+    reply.internal_state[STATE_KEY] = {"config": config, **status}
+    return reply
