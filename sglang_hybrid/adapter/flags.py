@@ -97,7 +97,7 @@ def _check_name(name: str | None) -> None:
         return
     from sglang.srt.mem_cache.registry import registered_radix_cache_backends
 
-    known = {*registered_radix_cache_backends(), *_LAZY_BACKENDS}
+    known = {CACHE_NAME, *registered_radix_cache_backends(), *_LAZY_BACKENDS}
     if name in known:
         return
     raise ConfigError(

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from sglang_hybrid.adapter import hooks, names, record, validation
+from sglang_hybrid.adapter import hooks, names, record, serving, validation
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ def check_server_args(_result: None, server_args: Any) -> None:
     _refuse(server_args, validation.input_problem(server_args))
     _refuse(server_args, validation.resolved_problem(resolving_view(server_args)))
     _track_on_checkpoint_grid(server_args)
+    serving.register_backend()
     record.update_notes(
         server_args, config=record.config_of(server_args).model_dump(), validated=True
     )

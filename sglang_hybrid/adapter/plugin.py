@@ -14,6 +14,7 @@ from collections.abc import Sequence
 logger = logging.getLogger(__name__)
 
 _ENGINE_MODULE = "sglang.srt.entrypoints.engine"
+_REGISTRY_MODULE = "sglang.srt.mem_cache.registry"
 
 
 def register() -> None:
@@ -35,18 +36,14 @@ def register() -> None:
 
 
 def _register() -> None:
-    from sglang.srt.mem_cache.registry import (
-        register_radix_cache_backend,
-        registered_radix_cache_backends,
-    )
-
     from sglang_hybrid.adapter import flags, hooks, serving
-    from sglang_hybrid.adapter.record import CACHE_NAME
 
     hooks.register(hooks.LAUNCH)
-    if CACHE_NAME not in registered_radix_cache_backends():
-        register_radix_cache_backend(CACHE_NAME, serving.build_cache)
-    # Only a process that uses `sgl.Engine` has the module, and importing it is slow.
+    # Importing these modules takes seconds, also for `--help`. A scheduler process has
+    # imported the registry before it loads plugins; only a process that uses
+    # `sgl.Engine` has imported that one.
+    if _REGISTRY_MODULE in sys.modules:
+        serving.register_backend()
     if engine := sys.modules.get(_ENGINE_MODULE):
         engine.Engine.server_args_class = staticmethod(flags.engine_server_args)
 

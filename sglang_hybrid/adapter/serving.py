@@ -13,6 +13,17 @@ STATE_KEY = "hybrid_marconi"
 """Key of the cache's state in `internal_states` of `/server_info`, one per DP rank."""
 
 
+def register_backend() -> None:
+    """Make `--radix-cache-backend hybrid-marconi` known to SGLang in this process."""
+    from sglang.srt.mem_cache.registry import (
+        register_radix_cache_backend,
+        registered_radix_cache_backends,
+    )
+
+    if record.CACHE_NAME not in registered_radix_cache_backends():
+        register_radix_cache_backend(record.CACHE_NAME, build_cache)
+
+
 def build_cache(ctx: Any) -> Any:
     """Factory of the registered backend; `ctx` is SGLang's `TreeCacheBuildContext`.
 

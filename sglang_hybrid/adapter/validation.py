@@ -116,6 +116,7 @@ RULES: tuple[Rule, ...] = (
     _switch("enable_pdmux"),
     _switch("enable_linear_replayssm"),
     _switch("encoder_only"),
+    _switch("use_ray"),  # Ray's scheduler processes load no plugins
     _only("dcp_size", 1),
     _only("pp_size", 1),
     _only("mamba_max_states_per_path", -1),
