@@ -183,12 +183,17 @@ def check(names: Iterable[Name] | None = None) -> list[Finding]:
 
 
 def problems(names: Iterable[Name] | None = None) -> list[str]:
-    """One line for every name that is not as expected."""
+    """One line for every name (default: all) that is not as expected."""
+    return problems_of(check(names))
+
+
+def problems_of(findings: Iterable[Finding]) -> list[str]:
+    """One line for every finding that is not as expected."""
     return [
         f"sglang {installed_version()}: {finding.name.path} is {finding.found}, expected "
         f"{finding.expected}; install sglang=={SUPPORTED_VERSION}, or adapt the caller and the "
         "table in sglang_hybrid/adapter/names.py"
-        for finding in check(names)
+        for finding in findings
         if not finding.ok
     ]
 
