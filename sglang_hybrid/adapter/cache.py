@@ -1,0 +1,153 @@
+"""The cache that `--cache hybrid-marconi` serves from."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from typing import TYPE_CHECKING
+
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from sglang_hybrid.adapter.counters import Counters
+from sglang_hybrid.adapter.full import HybridFullComponent
+from sglang_hybrid.adapter.integrity import check_integrity
+from sglang_hybrid.adapter.mamba import HybridMambaComponent
+from sglang_hybrid.adapter.tree_view import TreeView
+from sglang_hybrid.config import CacheConfig
+from sglang_hybrid.core.checkpoints import Kind
+from sglang_hybrid.core.costs import ModelCosts
+from sglang_hybrid.core.policies import make_policy
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+    from sglang.srt.mem_cache.base_prefix_cache import MatchResult
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+
+COMPONENTS = {
+    ComponentType.FULL: HybridFullComponent,
+    ComponentType.MAMBA: HybridMambaComponent,
+}
+
+
+class HybridMarconiCache(UnifiedRadixCache):
+    """`UnifiedRadixCache` with Marconi's admission and scored eviction.
+
+    Args:
+        params: as SGLang builds them; the FULL and MAMBA components are replaced.
+        config: the parsed ``--cache-config``.
+        costs: bytes and FLOPs of the loaded model on this rank.
+    """
+
+    def __init__(self, params: CacheInitParams, config: CacheConfig, costs: ModelCosts):
+        # The base class resets the cache while it is built: ours must exist before.
+        self.config = config
+        self._locks_kv_only = False
+        self.counters = Counters()
+        first_victims = {Kind.CHUNK}
+        if config.prompt_end == "auto":
+            first_victims.add(Kind.PROMPT_END)
+        self.view = TreeView(
+            costs,
+            make_policy(config.policy, config.effective_alpha),
+            config.bucket_width,
+            frozenset(first_victims),
+        )
+        # Requests that may hold state slots; only `check_integrity` reads it.
+        self._holders: weakref.WeakValueDictionary[int, Req] = weakref.WeakValueDictionary()
+        params.component_registry_override = {
+            **(params.component_registry_override or {}),
+            **COMPONENTS,
+        }
+        super().__init__(params)
+
+    def reset(self) -> None:
+        super().reset()
+        self.view.tree_core = self.tree_core
+        self.view.clear()
+
+    # ---- what the scheduler's prefill path tells ----
+
+    def on_admitted(self, req: Req) -> None:
+        """``req`` was admitted for prefill: one sighting, however often it was matched."""
+        self.view.tick()
+        self._holders[id(req)] = req
+        req.hybrid_prefill_target = len(req.full_untruncated_fill_ids)
+        if req.prefix_len > 0:
+            self.view.consume(self.tree_core.node_by_id(req.last_node))
+        self.counters.requests += 1
+        self.counters.prompt_tokens += req.hybrid_prefill_target
+        self.counters.hit_tokens += req.prefix_len
+
+    @staticmethod
+    def prefill_target(req: Req) -> int:
+        """Tokens at which ``req``'s prefill ends (prompt, or prompt + output after retraction)."""
+        return getattr(req, "hybrid_prefill_target", len(req.origin_input_ids))
+
+    def note_match(self, req: Req, result: MatchResult) -> None:
+        """``req`` was matched, and may now hold a slot for the copy of its hit.
+
+        ``result.mamba_branching_seqlen`` is the branch point as this match sees it;
+        later chunks start elsewhere and ask `reachable_depth` again.
+        """
+        self._holders[id(req)] = req
+        has_branch = result.mamba_branching_seqlen is not None
+        req.hybrid_branch_depth = result.full_kv_hit_length if has_branch else None
+
+    def plan_chunk(self, req: Req) -> int | None:
+        """Branch point that ``req``'s next chunk can reach, in tokens, or None."""
+        depth = req.hybrid_branch_depth
+        if depth is not None:
+            depth = self.components[ComponentType.MAMBA].reachable_depth(req.prefix_len, depth)
+        req.mamba_branching_seqlen = depth if depth and depth > req.prefix_len else None
+        return req.mamba_branching_seqlen
+
+    @property
+    def checkpoint_grid(self) -> int:
+        """Tokens between two states that the forward can keep under ``extra_buffer``."""
+        return self.components[ComponentType.MAMBA].mamba_checkpoint_grid
+
+    def free_state_slots(self) -> int:
+        """State slots that could be handed out now, by eviction if need be."""
+        allocator = self.req_to_token_pool.mamba_allocator
+        # A scheduling pass sets slots aside for its matches (`alloc_group_begin`).
+        set_aside = operator.length_hint(allocator._alloc_iter or ())
+        return allocator.available_size() + set_aside + self.mamba_evictable_size()
+
+    # ---- checks ----
+
+    def checkpoint_into_tree(self, req: Req, *, up_to: int, **kwargs) -> None:
+        self._locks_kv_only = True
+        try:
+            super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
+        finally:
+            self._locks_kv_only = False
+        self._check_if_strict()
+
+    def lock(self, node_id, skip_lock_components=()):
+        # A request that goes on from a checkpoint works on a copy of it: only the KV
+        # of its path must stay. The checkpoint itself may go, or a first victim would
+        # hold its slot for as long as the request runs.
+        if self._locks_kv_only:
+            skip_lock_components = (ComponentType.MAMBA,)
+        return super().lock(node_id, skip_lock_components)
+
+    def _evict(self, *args, **kwargs):
+        result = super()._evict(*args, **kwargs)
+        self._check_if_strict()
+        return result
+
+    def _check_if_strict(self) -> None:
+        if self.config.strict:
+            self.check_integrity()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless slots, tree and indexes agree. O(tree); for tests."""
+        check_integrity(self, list(self._holders.values()))
+
+    def status(self) -> dict:
+        """Configuration and counters for ``/server_info``."""
+        return {
+            "config": {**self.config.model_dump(), "alpha": self.config.effective_alpha},
+            "counters": self.counters.as_dict(),
+        }

@@ -1,0 +1,46 @@
+"""FULL component: KV leaves go in the order of the tree view."""
+
+from __future__ import annotations
+
+from sglang.srt.mem_cache.unified_cache.components import FullComponent
+
+
+class HybridFullComponent(FullComponent):
+    """SGLang's FULL component with our victim order.
+
+    The stock component builds a heap over all leaves at every call; here the
+    index is kept up to date by events.
+    """
+
+    def discard_deleted_session_leaf(self, node):
+        # The one place that every deletion of a node passes.
+        super().discard_deleted_session_leaf(node)
+        self.cache.view.forget(node)
+
+    def redistribute_on_node_split(self, new_parent, child):
+        super().redistribute_on_node_split(new_parent, child)
+        self.cache.view.touch(child)
+
+    def acquire_component_lock(self, node, result, lock_host=False):
+        result = super().acquire_component_lock(node, result, lock_host)
+        self.cache.view.touch(node)
+        return result
+
+    def release_component_lock(self, node, params, lock_host=False):
+        super().release_component_lock(node, params, lock_host)
+        self.cache.view.touch(node)
+
+    def _evict_device_start(self, request_cnt):
+        self._evict_device_request_cnt = request_cnt
+
+    def _evict_device_next_node(self, tracker, device_frees, host_frees, cache_actions):
+        if tracker[self.component_type] >= self._evict_device_request_cnt:
+            return None
+        victim = self.cache.view.leaf_victim()
+        if victim is None:
+            return None
+        self.cache.counters.evicted_leaves += 1
+        return victim.id
+
+    def _evict_device_end(self):
+        pass

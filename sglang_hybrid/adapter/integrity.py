@@ -1,0 +1,101 @@
+"""Checks that every slot has one owner and every state is where it was taken."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+    from sglang_hybrid.adapter.cache import HybridMarconiCache
+
+MAMBA = ComponentType.MAMBA
+
+
+def check_integrity(cache: HybridMarconiCache, requests: list[Req]) -> None:
+    """Raise AssertionError naming the first violation.
+
+    Args:
+        requests: all requests that may hold state slots.
+
+    Reads device memory; for tests and ``strict`` mode only.
+    """
+    cache.sanity_check()
+    owners: dict[int, str] = {}
+    nodes = _nodes(cache.tree_core.root_node)
+    for node in nodes:
+        value = node.component_data[MAMBA].value
+        if value is not None:
+            _claim(owners, value.tolist(), f"node {node.id}")
+    for req in requests:
+        if not req.finished():
+            _claim(owners, _slots_of(req), f"request {req.rid}")
+    _check_slots(cache, owners)
+    _check_checkpoints(cache, nodes)
+
+
+def _nodes(root) -> list:
+    nodes, stack = [], list(root.children.values())
+    while stack:
+        node = stack.pop()
+        nodes.append(node)
+        stack.extend(node.children.values())
+    return nodes
+
+
+def _slots_of(req: Req) -> list[int]:
+    slots = [int(req.kv.mamba_pool_idx)] if req.kv.holds_mamba else []
+    if req.kv.mamba_ping_pong_track_buffer is not None:
+        slots += [slot for slot in req.kv.mamba_ping_pong_track_buffer.tolist() if slot >= 0]
+    return slots
+
+
+def _claim(owners: dict[int, str], slots: list[int], owner: str) -> None:
+    for slot in slots:
+        assert slot not in owners, f"slot {slot} belongs to {owners[slot]} and to {owner}"
+        owners[slot] = owner
+
+
+def _check_slots(cache: HybridMarconiCache, owners: dict[int, str]) -> None:
+    allocator = cache.req_to_token_pool.mamba_allocator
+    free = allocator.free_slots.tolist()
+    assert len(free) == len(set(free)), f"a slot is twice in the free list: {sorted(free)}"
+    both = set(free) & owners.keys()
+    assert not both, f"slot {min(both)} is free and belongs to {owners[min(both)]}"
+    in_tree = sum(owner.startswith("node") for owner in owners.values())
+    assert cache.mamba_evictable_size() + cache.mamba_protected_size() == in_tree, (
+        f"the tree owns {in_tree} slots, its sizes say "
+        f"{cache.mamba_evictable_size()} + {cache.mamba_protected_size()}"
+    )
+    if allocator._alloc_iter is None:  # else the running scheduling pass holds some
+        lost = allocator.size - len(free) - len(owners)
+        assert lost == 0, f"{lost} slots are neither free nor owned"
+
+
+def _check_checkpoints(cache: HybridMarconiCache, nodes: list) -> None:
+    view = cache.view
+    view.settle()
+    with_state = {n.id for n in nodes if n.component_data[MAMBA].value is not None}
+    assert view.checkpoints.keys() == with_state, (
+        f"checkpoints without a state {view.checkpoints.keys() - with_state}, "
+        f"states without a checkpoint {with_state - view.checkpoints.keys()}"
+    )
+    depths = {cache.tree_core.root_node.id: 0}
+    for node in sorted(nodes, key=lambda n: n.id):
+        path = []
+        while node.id not in depths:
+            path.append(node)
+            node = node.parent
+        for below in reversed(path):
+            depths[below.id] = depths[below.parent.id] + len(below.key)
+    for node_id, checkpoint in view.checkpoints.items():
+        assert checkpoint.depth == depths[node_id], (
+            f"node {node_id} ends at token {depths[node_id]}, "
+            f"its state was taken at {checkpoint.depth}"
+        )
+    unlocked = {n.id for n in nodes if n.id in with_state and not n.component_data[MAMBA].lock_ref}
+    assert view.states.keys() == unlocked, "state victims differ from unlocked states"
+    leaves = {n.id for n in cache.tree_core.evictable_device_leaves}
+    assert view.leaves.keys() == leaves, "leaf victims differ from evictable leaves"

@@ -1,0 +1,219 @@
+"""MAMBA component: which states are kept, at which token, and which go first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.mem_cache.unified_cache.components import MambaComponent
+
+from sglang_hybrid.core.checkpoints import Kind
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """The checkpoint that the insert under way attaches."""
+
+    depth: int
+    kind: Kind
+
+
+class HybridMambaComponent(MambaComponent):
+    """SGLang's MAMBA component with Marconi's admission and our victim order.
+
+    A state is attached at the depth at which it was taken, which may lie inside
+    the inserted key: the KV of a prompt enters the tree whole when its prefill
+    ends, whether or not a state is kept there.
+    """
+
+    def __init__(self, cache, params):
+        super().__init__(cache, params)
+        self._pending: _Pending | None = None
+
+    # ---- branch points ----
+
+    def finalize_match_result_in_tree_core(self, result, params, value_chunks, best_value_len):
+        result = super().finalize_match_result_in_tree_core(
+            result, params, value_chunks, best_value_len
+        )
+        hit, kv_hit = result.device_prefix_len, result.full_kv_hit_length
+        branch = self.reachable_depth(hit, kv_hit)
+        if branch - hit < self.cache.config.min_gain_tokens:
+            branch = None
+        return result._replace(mamba_branching_seqlen=branch)
+
+    def reachable_depth(self, start: int, depth: int) -> int:
+        """The deepest token up to ``depth`` at which a prefill from ``start`` can keep a state.
+
+        Under ``no_buffer`` the prefill can be cut anywhere; otherwise the forward
+        keeps states on a grid that begins at ``start``, the first token it computes.
+        """
+        if not self.cache.enable_mamba_extra_buffer:
+            return depth
+        return depth - (depth - start) % self.mamba_checkpoint_grid
+
+    def finalize_match_result_in_cache(self, params, result):
+        """Copy-on-write of the matched state; without a slot the hit is given up."""
+        if params.req is not None:
+            self.cache.note_match(params.req, result)
+        if (
+            params.cow_mamba
+            and not params.req.kv.holds_mamba
+            and self.tree_core.get_component_device_value(
+                result.best_match_node, self.component_type
+            )
+            is not None
+        ):
+            lock = self.cache.lock(result.best_match_node)
+            slot = self._take_slot(evict=True)
+            self.cache.unlock(lock)
+            if slot is None:
+                self.cache.counters.missed_copies += 1
+                return self.tree_core.empty_match_result
+            params.req.kv.mamba_pool_idx = slot[0]
+        return super().finalize_match_result_in_cache(params, result)
+
+    # ---- checkpoints of a request ----
+
+    def prepare_for_caching_req(self, req, insert_params, token_ids_len, is_finished):
+        if is_finished:
+            return self._prepare_finished(req, insert_params, token_ids_len)
+        return self._prepare_unfinished(req, insert_params, token_ids_len)
+
+    def _prepare_finished(self, req, insert_params, token_ids_len):
+        """A finished request hands over the state it holds: no slot is needed."""
+        depth = super().prepare_for_caching_req(req, insert_params, token_ids_len, True)
+        prompt_end = min(self.cache.prefill_target(req), token_ids_len)
+        if depth == 0:
+            insert_params.mamba_value = None
+            is_cached = req.kv.cache_protected_len > prompt_end - self.cache.page_size
+            return 0 if is_cached else prompt_end
+        kind = Kind.BRANCH if depth == req.mamba_branching_seqlen else Kind.DECODE_END
+        self._pending = _Pending(depth, kind)
+        return max(depth, prompt_end)
+
+    def _prepare_unfinished(self, req, insert_params, token_ids_len):
+        """A request still running gives a copy (or its tracked slot) for a fresh slot."""
+        is_middle = token_ids_len < self.cache.prefill_target(req)
+        tracked = self.cache.enable_mamba_extra_buffer
+        depth = (req.kv.mamba_last_track_seqlen or 0) if tracked else token_ids_len
+        if depth == req.mamba_branching_seqlen:
+            kind = Kind.BRANCH
+        else:
+            kind = Kind.CHUNK if is_middle else Kind.PROMPT_END
+        slot = self._admit(req, kind, depth) if depth else None
+        if slot is None:
+            return 0 if is_middle else token_ids_len
+        pool = self.cache.req_to_token_pool
+        if tracked:
+            insert_params.mamba_value = pool.donate_mamba_ping_pong_slot(req, slot)
+        else:
+            pool.mamba_pool.copy_from(
+                pool.translate_mamba_indices(req.kv.mamba_pool_idx.unsqueeze(0)),
+                pool.translate_mamba_indices(slot),
+            )
+            insert_params.mamba_value = slot
+        self._pending = _Pending(depth, kind)
+        return depth if is_middle else token_ids_len
+
+    def _admit(self, req, kind, depth):
+        """A slot for a new checkpoint, or None if it is not worth one or none can be had."""
+        config, counters, view = self.cache.config, self.cache.counters, self.cache.view
+        setting = {Kind.PROMPT_END: config.prompt_end, Kind.CHUNK: config.chunk_boundary}.get(kind)
+        if setting == "never":
+            return None
+        evict = (
+            kind not in view.first_victims
+            or view.has_first_victims()
+            or (kind in view.used_kinds and view.beats_victim(depth, req.prefix_len, kind))
+        )
+        slot = self._take_slot(evict)
+        if slot is None and not evict:
+            counters.declined_checkpoints += 1
+        elif slot is None:
+            counters.skipped_checkpoints += 1
+        return slot
+
+    def _take_slot(self, evict: bool):
+        """One state slot, int64 of shape [1]; None if there is none."""
+        allocator = self.cache.req_to_token_pool.mamba_allocator
+        slot = allocator.alloc(1)
+        if slot is None and evict:
+            self.cache.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=1))
+            slot = allocator.alloc(1)
+        return slot
+
+    def commit_insert_component_data(self, node, is_new_leaf, params, result, cache_actions):
+        pending, self._pending = self._pending, None
+        view = self.cache.view
+        if is_new_leaf:
+            view.touch(node.parent)
+            view.touch(node)
+        if params.mamba_value is None:
+            result.mamba_exist = True  # there is no slot to keep
+            return
+        if pending is None:  # inserted by somebody else than a request
+            pending = _Pending(view.depth_of(node), Kind.DECODE_END)
+        holder = self._node_at(node, pending.depth, cache_actions)
+        if holder.component_data[self.component_type].value is not None:
+            result.mamba_exist = True
+            view.renew(holder, pending.kind)
+            return
+        self.tree_core.set_component_device_value(
+            holder.id, self.component_type, params.mamba_value
+        )
+        view.attach(holder, pending.kind, pending.depth)
+        self.cache.counters.count_checkpoint(pending.kind)
+
+    def _node_at(self, node, depth, cache_actions):
+        """The node on ``node``'s path that ends at ``depth`` tokens, split off if need be."""
+        view = self.cache.view
+        while view.depth_of(node.parent) >= depth:
+            node = node.parent
+        if view.depth_of(node) > depth:
+            length = depth - view.depth_of(node.parent)
+            node, action = self.tree_core._split_node(node.key, node, length)
+            if action is not None:
+                cache_actions.append(action)
+        assert view.depth_of(node) == depth, (view.depth_of(node), depth)
+        return node
+
+    def cleanup_after_caching_req(
+        self, req, is_finished, insert_result=None, insert_params=None
+    ):
+        self._pending = None
+        super().cleanup_after_caching_req(req, is_finished, insert_result, insert_params)
+
+    # ---- locks and eviction ----
+
+    def acquire_component_lock(self, node, result, lock_host=False):
+        result = super().acquire_component_lock(node, result, lock_host)
+        self.cache.view.touch(node)
+        return result
+
+    def release_component_lock(self, node, params, lock_host=False):
+        super().release_component_lock(node, params, lock_host)
+        self.cache.view.touch(node)
+
+    def evict_component(self, node, device_frees, host_frees, cache_actions, **kwargs):
+        freed = super().evict_component(
+            node, device_frees, host_frees, cache_actions=cache_actions, **kwargs
+        )
+        if node.component_data[self.component_type].value is None:
+            self.cache.view.detach(node)
+            self.cache.counters.evicted_states += freed[0]
+        return freed
+
+    def _evict_device_start(self, request_cnt):
+        self._evict_device_request_cnt = request_cnt
+        self._evict_device_cursor = None
+
+    def _evict_device_next_node(self, tracker, device_frees, host_frees, cache_actions):
+        if tracker[self.component_type] >= self._evict_device_request_cnt:
+            return None
+        self._evict_device_cursor = self.cache.view.state_victim()
+        if self._evict_device_cursor is None:
+            return None
+        return super()._evict_device_next_node(
+            tracker, device_frees, host_frees, cache_actions=cache_actions
+        )

@@ -1,0 +1,61 @@
+"""Costs of the model that a server has loaded.
+
+Bytes are read off the pools themselves, so dtypes, tensor-parallel shards and
+paddings are those in use; FLOPs come from the model's configuration.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sglang_hybrid.core import costs
+from sglang_hybrid.core.costs import LayerCosts, ModelCosts
+from sglang_hybrid.core.model_layers import Dtypes, layers_of
+
+logger = logging.getLogger(__name__)
+
+
+def kv_bytes_per_token(kv_pool: Any) -> float:
+    """Bytes of one token's KV over all attention layers of this rank."""
+    attention_pool = getattr(kv_pool, "full_kv_pool", kv_pool)
+    # One page beyond `size` takes the writes of padded tokens.
+    tokens = attention_pool.size + attention_pool.page_size
+    return sum(attention_pool.get_kv_size_bytes()) / tokens
+
+
+def state_bytes(mamba_pool: Any) -> float:
+    """Bytes of one checkpoint over all state layers of this rank."""
+    cache = mamba_pool.mamba_cache
+    tensors = [cache.temporal, *cache.conv]
+    return sum(t.numel() * t.element_size() / t.shape[1] for t in tensors)
+
+
+def model_costs(
+    config: Any, kv_pool: Any, mamba_pool: Any, parameters: int, shards: int
+) -> ModelCosts:
+    """Costs on this rank.
+
+    Args:
+        config: the Hugging Face text configuration.
+        kv_pool: the token pool with the attention layers' KV.
+        mamba_pool: the pool of states.
+        parameters: weights of the model on this rank, the fallback measure of FLOPs.
+        shards: tensor-parallel ranks that share the FLOPs.
+    """
+    layers = layers_of(config, Dtypes())
+    if layers is None:
+        logger.warning(
+            "hybrid-marconi: FLOPs of model type %r are estimated from its %.1fM weights "
+            "(experts that are not active included); eviction weighs lengths only roughly.",
+            config.model_type,
+            parameters / 1e6,
+        )
+        layers, shards = [costs.dense(parameters)], 1
+    flops = ModelCosts.of([*layers, LayerCosts(state_bytes=1)], shards=shards)
+    return ModelCosts(
+        kv_bytes_per_token=kv_bytes_per_token(kv_pool),
+        state_bytes=state_bytes(mamba_pool),
+        flops_linear=flops.flops_linear,
+        flops_quadratic=flops.flops_quadratic,
+    )

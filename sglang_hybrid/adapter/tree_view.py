@@ -1,0 +1,243 @@
+"""SGLang's radix tree as the policies see it.
+
+Keeps, beside the tree, one `Checkpoint` per live state and two victim indexes:
+state slots (MAMBA component) and KV leaves (FULL component). The components
+report local events with `touch`, `attach`, `detach` and `forget`; the nodes
+concerned are placed anew before the next victim is chosen, so the serving path
+pays for an event once and never scans the tree.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+
+from sglang_hybrid.core.checkpoints import (
+    Checkpoint,
+    Kind,
+    KVTier,
+    StateTier,
+    first_victim_weight,
+    kv_victims,
+    state_victims,
+)
+from sglang_hybrid.core.costs import ModelCosts
+from sglang_hybrid.core.policies import Candidate, Policy
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import (
+        UnifiedTreeCore,
+        UnifiedTreeNode,
+    )
+
+MAMBA = ComponentType.MAMBA
+FULL = ComponentType.FULL
+
+# Events are settled before a victim is chosen; without evictions, at latest here.
+_MAX_UNSETTLED = 512
+
+
+class TreeView:
+    """Live checkpoints of a tree and the order in which they would go.
+
+    Args:
+        costs: bytes and FLOPs of the loaded model.
+        policy: eviction policy of both pools.
+        bucket_width: see `VictimIndex`.
+        first_victims: kinds that are kept only as first victims until one is used.
+    """
+
+    def __init__(
+        self,
+        costs: ModelCosts,
+        policy: Policy,
+        bucket_width: float,
+        first_victims: frozenset[Kind],
+    ) -> None:
+        self.costs = costs
+        self.policy = policy
+        self.bucket_width = bucket_width
+        self.first_victims = first_victims
+        self.tree_core: UnifiedTreeCore | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything, as after a flush of the tree."""
+        self.clock = 0
+        self.checkpoints: dict[int, Checkpoint] = {}
+        self.used_kinds: set[Kind] = set()
+        self.states = state_victims(self.policy, self.bucket_width)
+        self.leaves = kv_victims(self.policy, self.bucket_width)
+        # Node id -> (depth in tokens, clock at which the node was first seen).
+        self._nodes: dict[int, tuple[int, int]] = {}
+        self._unsettled: dict[int, UnifiedTreeNode] = {}
+
+    # ---- events ----
+
+    def tick(self) -> None:
+        """A request was admitted."""
+        self.clock += 1
+
+    def touch(self, node: UnifiedTreeNode) -> None:
+        """``node``'s locks, children or key changed."""
+        if node.parent is None:
+            return
+        self._unsettled[node.id] = node
+        if len(self._unsettled) > _MAX_UNSETTLED:
+            self.settle()
+
+    def attach(self, node: UnifiedTreeNode, kind: Kind, depth: int) -> None:
+        """``node`` received a state that was taken at ``depth`` tokens."""
+        self.checkpoints[node.id] = Checkpoint(depth, kind, self.clock)
+        self.touch(node)
+        self._touch_live_below(node)
+
+    def detach(self, node: UnifiedTreeNode) -> None:
+        """``node`` lost its state."""
+        if self.checkpoints.pop(node.id, None) is None:
+            return
+        self.states.discard(node.id)
+        self.touch(node)
+        self._touch_live_below(node)
+
+    def forget(self, node: UnifiedTreeNode) -> None:
+        """``node`` is about to leave the tree."""
+        self.checkpoints.pop(node.id, None)
+        self._nodes.pop(node.id, None)
+        self._unsettled.pop(node.id, None)
+        self.states.discard(node.id)
+        self.leaves.discard(node.id)
+        self.touch(node.parent)
+
+    def consume(self, node: UnifiedTreeNode) -> None:
+        """A request starts from ``node``'s state. Its ancestors are not refreshed."""
+        checkpoint = self.checkpoints.get(node.id)
+        if checkpoint is None:
+            return
+        checkpoint.hits += 1
+        checkpoint.last_use = self.clock
+        self.used_kinds.add(checkpoint.kind)
+        self.touch(node)
+
+    def renew(self, node: UnifiedTreeNode, kind: Kind) -> None:
+        """A checkpoint was asked for where ``node`` already holds one."""
+        checkpoint = self.checkpoints[node.id]
+        checkpoint.last_use = self.clock
+        if checkpoint.kind in self.first_victims:
+            checkpoint.kind = kind
+        self.touch(node)
+
+    # ---- queries ----
+
+    def state_victim(self) -> UnifiedTreeNode | None:
+        """The node whose state slot should go, or None if all are locked."""
+        self.settle()
+        key = self.states.victim(self.clock + 1)
+        return None if key is None else self.tree_core.node_by_id(key)
+
+    def leaf_victim(self) -> UnifiedTreeNode | None:
+        """The leaf whose KV should go (its state goes with it), or None."""
+        self.settle()
+        key = self.leaves.victim(self.clock + 1)
+        return None if key is None else self.tree_core.node_by_id(key)
+
+    def has_first_victims(self) -> bool:
+        """Whether a slot can be had without taking a checkpoint that admission asked for."""
+        self.settle()
+        return len(self.states.tiers[StateTier.FIRST]) > 0
+
+    def beats_victim(self, depth: int, hit_depth: int, kind: Kind) -> bool:
+        """Whether a new checkpoint would be worth more than the victim it displaces."""
+        victim = self.state_victim()
+        if victim is None:
+            return False
+        new = Checkpoint(depth, kind, self.clock).candidate(
+            self.costs, hit_depth, children=0, segment_tokens=depth - hit_depth
+        )
+        old = self.checkpoints[victim.id]
+        heads = [(self.policy.weight(new), self.clock), (self._weight(victim, old), old.last_use)]
+        new_loss, old_loss = self.policy.losses(heads, self.clock + 1)
+        return new_loss > old_loss
+
+    def depth_of(self, node: UnifiedTreeNode) -> int:
+        """Tokens from the root to the end of ``node``."""
+        unknown = []
+        while node.parent is not None and node.id not in self._nodes:
+            unknown.append(node)
+            node = node.parent
+        depth = self._nodes[node.id][0] if node.parent is not None else 0
+        for node in reversed(unknown):
+            depth += len(node.key)
+            self._nodes[node.id] = (depth, self.clock)
+        return depth
+
+    def candidate(self, node: UnifiedTreeNode, checkpoint: Checkpoint) -> Candidate:
+        """``checkpoint`` of ``node`` as a policy sees it.
+
+        The KV counted for a leaf reaches up to the nearest fork or live checkpoint:
+        what lies between cannot be hit without it. SGLang gives that KV back in two
+        steps, the leaf's own now and the rest as the first victim of the KV pool.
+        """
+        above, fork_depth = node.parent, 0
+        while above.parent is not None and above.id not in self.checkpoints:
+            if len(above.children) > 1 and not fork_depth:
+                fork_depth = self.depth_of(above)
+            above = above.parent
+        live_depth = self.depth_of(above)
+        segment = checkpoint.depth - max(live_depth, fork_depth)
+        return checkpoint.candidate(self.costs, live_depth, len(node.children), segment)
+
+    # ---- placing ----
+
+    def settle(self) -> None:
+        """Place every node that an event has touched."""
+        if self._unsettled:
+            nodes, self._unsettled = self._unsettled, {}
+            for node in nodes.values():
+                self._place(node)
+
+    def _place(self, node: UnifiedTreeNode) -> None:
+        key = node.id
+        checkpoint = self.checkpoints.get(key)
+        is_leaf = node in self.tree_core.evictable_device_leaves
+        if checkpoint is None:
+            self.states.discard(key)
+            if is_leaf:
+                depth = self.depth_of(node)
+                self.leaves.put(key, KVTier.STATELESS, 0.0, self._nodes[key][1], depth)
+            else:
+                self.leaves.discard(key)
+            return
+        if node.component_data[MAMBA].lock_ref > 0:
+            self.states.discard(key)
+            self.leaves.discard(key)
+            return
+        first = checkpoint.kind in self.first_victims and not (
+            checkpoint.hits or checkpoint.kind in self.used_kinds
+        )
+        candidate = self.candidate(node, checkpoint)
+        weight = first_victim_weight(candidate) if first else self.policy.weight(candidate)
+        place = (weight, checkpoint.last_use, checkpoint.depth)
+        if first:
+            self.states.put(key, StateTier.FIRST, *place)
+        else:
+            fork = len(node.children) > 1
+            self.states.put(key, StateTier.FORK if fork else StateTier.NORMAL, *place)
+        if is_leaf:
+            self.leaves.put(key, KVTier.FIRST if first else KVTier.NORMAL, *place)
+        else:
+            self.leaves.discard(key)
+
+    def _weight(self, node: UnifiedTreeNode, checkpoint: Checkpoint) -> float:
+        return self.policy.weight(self.candidate(node, checkpoint))
+
+    def _touch_live_below(self, node: UnifiedTreeNode) -> None:
+        """The nearest live checkpoints below measure their savings from ``node``."""
+        below = list(node.children.values())
+        while below:
+            child = below.pop()
+            if child.id in self.checkpoints:
+                self.touch(child)
+            else:
+                below.extend(child.children.values())

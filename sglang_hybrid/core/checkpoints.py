@@ -1,0 +1,96 @@
+"""A checkpoint of the state layers, and what its eviction would lose and free.
+
+The tree itself belongs to whoever holds the pools (SGLang's radix cache, or the
+simulator); this module turns facts read off a tree into what policies compare.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from sglang_hybrid.core.costs import ModelCosts
+from sglang_hybrid.core.policies import LRU, Candidate, Policy, Utility
+from sglang_hybrid.core.victims import VictimIndex, VictimTiers
+
+
+class Kind(IntEnum):
+    """Why a checkpoint was taken."""
+
+    DECODE_END = 0
+    BRANCH = 1
+    PROMPT_END = 2
+    CHUNK = 3
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """One live checkpoint.
+
+    Attributes:
+        depth: tokens from the root at which the state was taken.
+        kind: why it was taken.
+        last_use: clock of its last use (made, asked for again, or consumed).
+        hits: times its state was consumed.
+    """
+
+    depth: int
+    kind: Kind
+    last_use: int
+    hits: int = 0
+
+    def candidate(
+        self, costs: ModelCosts, ancestor_depth: int, children: int, segment_tokens: int
+    ) -> Candidate:
+        """What evicting it would lose and free.
+
+        Args:
+            ancestor_depth: depth of the nearest live checkpoint above, 0 if none.
+            children: resident children of its node.
+            segment_tokens: tokens of KV that a leaf takes with it.
+        """
+        freed = costs.state_bytes
+        if children == 0:
+            freed += costs.kv_bytes_per_token * segment_tokens
+        return Candidate(
+            saved_flops=costs.saved_flops(self.depth, ancestor_depth),
+            freed_bytes=freed,
+            hits=self.hits,
+            superseded=children == 1 and self.kind in (Kind.DECODE_END, Kind.PROMPT_END),
+        )
+
+
+class StateTier(IntEnum):
+    """Order in which state slots are given up."""
+
+    FIRST = 0  # not asked for by admission: prompt ends and chunk boundaries, until used
+    NORMAL = 1  # at most one child
+    FORK = 2  # two or more children; only when nothing else is left
+
+
+class KVTier(IntEnum):
+    """Order in which leaves are given up for their KV."""
+
+    STATELESS = 0  # cannot be hit; only evidence for branch points
+    FIRST = 1
+    NORMAL = 2
+
+
+# A path of unasked-for checkpoints is thinned, not dropped: the one whose loss costs
+# least goes first, and its neighbour then covers a wider gap and is worth more.
+_SPREAD = Utility(alpha=1.0)
+
+
+def state_victims(policy: Policy, bucket_width: float) -> VictimTiers:
+    """Index over checkpoints, one `VictimIndex` per `StateTier`."""
+    return VictimTiers([VictimIndex(p, bucket_width) for p in (_SPREAD, policy, policy)])
+
+
+def kv_victims(policy: Policy, bucket_width: float) -> VictimTiers:
+    """Index over leaves, one `VictimIndex` per `KVTier`."""
+    return VictimTiers([VictimIndex(p, bucket_width) for p in (LRU(), _SPREAD, policy)])
+
+
+def first_victim_weight(candidate: Candidate) -> float:
+    """Weight within the FIRST tiers."""
+    return _SPREAD.weight(candidate)

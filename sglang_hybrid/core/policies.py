@@ -1,0 +1,143 @@
+"""Eviction policies: which checkpoint is worth least.
+
+A policy gives each candidate a *weight*, the logarithm of its worth, from facts
+that change only by local events (what a hit would save, what eviction frees,
+hits so far), and a *loss* that combines the weight with the time since the last
+use. The victim is the candidate of lowest loss. For equal weights every loss falls
+with age, which is what lets `VictimIndex` keep one least-recently-used order per
+weight.
+
+Time is a logical clock (requests admitted), never the wall clock: tensor-parallel
+ranks must decide alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What is known of a checkpoint that could be evicted.
+
+    Attributes:
+        saved_flops: FLOPs that a hit saves relative to the nearest live
+            checkpoint above (never relative to a dead parent).
+        freed_bytes: bytes that evicting it really gives back: the state, and for
+            a leaf its own KV segment too.
+        hits: hits since the checkpoint was made.
+        superseded: a decode-end or prompt-end checkpoint with exactly one
+            resident child: its conversation moved on.
+    """
+
+    saved_flops: float
+    freed_bytes: float
+    hits: int = 0
+    superseded: bool = False
+
+    @property
+    def efficiency(self) -> float:
+        """FLOPs saved per byte freed."""
+        return self.saved_flops / self.freed_bytes
+
+
+MAX_ALPHA = 1e6
+
+
+def checked_alpha(alpha: float) -> float:
+    """``alpha`` itself; raises ValueError outside 0..`MAX_ALPHA` (NaN included)."""
+    if not 0 <= alpha <= MAX_ALPHA:
+        raise ValueError(f"alpha must lie in 0..{MAX_ALPHA:g}, got {alpha!r}")
+    return alpha
+
+
+class Policy(Protocol):
+    """The contract between a policy and `VictimIndex`."""
+
+    name: str
+
+    def weight(self, candidate: Candidate) -> float:
+        """Finite; does not depend on time."""
+        ...
+
+    def losses(self, heads: Sequence[tuple[float, int]], now: int) -> list[float]:
+        """Loss of each ``(weight, last_use)``; ``now`` is later than every last use."""
+        ...
+
+
+class LRU:
+    """Least recently used, whatever a checkpoint saves."""
+
+    name = "lru"
+
+    def weight(self, candidate: Candidate) -> float:
+        return 0.0
+
+    def losses(self, heads: Sequence[tuple[float, int]], now: int) -> list[float]:
+        return [float(last) for _, last in heads]
+
+
+class Utility:
+    """Log utility ``alpha ln(FLOPs/byte) - ln(age) + ln(1 + hits)/2 + ln(0.1)[superseded]``.
+
+    In log space there is no normalisation over a changing candidate set, so two
+    candidates keep their order until one of them is used.
+    """
+
+    name = "utility"
+    LN_SUPERSEDED = math.log(0.1)
+
+    def __init__(self, alpha: float = 0.5) -> None:
+        self.alpha = checked_alpha(alpha)
+
+    def weight(self, candidate: Candidate) -> float:
+        weight = self.alpha * math.log(candidate.efficiency) + 0.5 * math.log1p(candidate.hits)
+        return weight + self.LN_SUPERSEDED if candidate.superseded else weight
+
+    def losses(self, heads: Sequence[tuple[float, int]], now: int) -> list[float]:
+        log = math.log
+        return [weight - log(now - last) for weight, last in heads]
+
+
+class Marconi:
+    """The paper's score ``recency + alpha * FLOP efficiency``, both normalised to 0..1.
+
+    Pan et al., "Marconi", MLSys 2025, section 4.2. Recency is linear in the age,
+    scaled from the oldest candidate to the present; the reciprocal ``1/age`` of the
+    published artifact makes nearly all candidates look equally cold. Efficiency is
+    min-max normalised over the candidates. ``alpha = 0`` orders as `LRU`.
+    """
+
+    name = "marconi"
+
+    def __init__(self, alpha: float = 1.0) -> None:
+        self.alpha = checked_alpha(alpha)
+
+    def weight(self, candidate: Candidate) -> float:
+        return math.log(candidate.efficiency)
+
+    def losses(self, heads: Sequence[tuple[float, int]], now: int) -> list[float]:
+        oldest = min(last for _, last in heads)
+        efficiencies = [math.exp(weight) for weight, _ in heads]
+        lowest = min(efficiencies)
+        span = max(efficiencies) - lowest
+        gain = self.alpha / span if span > 0 else 0.0
+        age_span = now - oldest
+        return [
+            (last - oldest) / age_span + (efficiency - lowest) * gain
+            for (_, last), efficiency in zip(heads, efficiencies, strict=True)
+        ]
+
+
+def make_policy(name: str, alpha: float) -> Policy:
+    """The policy called ``name``; raises ValueError for an unknown name."""
+    if name == LRU.name:
+        return LRU()
+    if name == Utility.name:
+        return Utility(alpha)
+    if name == Marconi.name:
+        return Marconi(alpha)
+    raise ValueError(f"unknown policy {name!r}; known: lru, marconi, utility")

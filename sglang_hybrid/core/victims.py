@@ -1,0 +1,161 @@
+"""Index of eviction candidates that finds the victim without scanning them.
+
+Candidates of (nearly) equal weight share a bucket; inside a bucket the order is
+least recently used, for all time, because every policy's loss falls with age.
+So only the oldest member of each bucket can be the victim, and a query compares
+as many candidates as there are buckets (some forty for ten thousand
+checkpoints at width 0.25), not as many as there are candidates.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+
+from sglang_hybrid.core.policies import Policy
+
+# (last_use, depth, key, weight, bucket); the first three are the order inside a bucket.
+_Entry = tuple[int, int, int, float, float]
+
+
+class VictimIndex:
+    """Candidates of one policy in buckets of equal weight (a natural logarithm).
+
+    Args:
+        policy: gives weights their meaning.
+        bucket_width: width of a bucket, in units of the weight. 0 keeps every distinct
+            weight apart, which is the exact policy at the price of comparing as
+            many candidates as there are distinct weights.
+
+    Ties are broken by older last use, then smaller depth, then smaller key.
+    """
+
+    def __init__(self, policy: Policy, bucket_width: float) -> None:
+        self.policy = policy
+        self.bucket_width = bucket_width
+        self._entries: dict[int, _Entry] = {}
+        # Heaps with lazy deletion: an item counts only while it is the key's entry.
+        self._heaps: dict[float, list[_Entry]] = {}
+        self._live: dict[float, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._entries
+
+    @property
+    def num_buckets(self) -> int:
+        return len(self._heaps)
+
+    def put(self, key: int, weight: float, last_use: int, depth: int) -> None:
+        """Add ``key`` or move it to its new place."""
+        bucket = self._bucket(weight)
+        entry = (last_use, depth, key, weight, bucket)
+        old = self._entries.get(key)
+        if old is not None:
+            if old == entry:
+                return
+            self._forget(old)
+        self._entries[key] = entry
+        heapq.heappush(self._heaps.setdefault(bucket, []), entry)
+        self._live[bucket] = self._live.get(bucket, 0) + 1
+
+    def discard(self, key: int) -> None:
+        """Remove ``key``; nothing happens if it is not there."""
+        old = self._entries.pop(key, None)
+        if old is not None:
+            self._forget(old)
+
+    def victim(self, now: int) -> int | None:
+        """The key of lowest loss, or None if there is no candidate. Removes nothing."""
+        heads = [self._head(bucket) for bucket in self._heaps]
+        if not heads:
+            return None
+        return self._best(heads, now)[2]
+
+    def order(self, now: int) -> list[int]:
+        """All keys in the order in which they would go at ``now`` (for tests and tools)."""
+        rest = sorted(self._entries.values())
+        keys = []
+        while rest:
+            oldest: dict[float, _Entry] = {}
+            for entry in rest:
+                oldest.setdefault(entry[4], entry)
+            best = self._best(list(oldest.values()), now)
+            keys.append(best[2])
+            rest.remove(best)
+        return keys
+
+    def _best(self, heads: Sequence[_Entry], now: int) -> _Entry:
+        if len(heads) == 1:
+            return heads[0]
+        losses = self.policy.losses([(head[3], head[0]) for head in heads], now)
+        lowest = min(losses)
+        ties = [head for head, loss in zip(heads, losses, strict=True) if loss == lowest]
+        return min(ties)
+
+    def _bucket(self, weight: float) -> float:
+        if self.bucket_width == 0:
+            return weight
+        return math.floor(weight / self.bucket_width)
+
+    def _head(self, bucket: float) -> _Entry:
+        heap = self._heaps[bucket]
+        entries = self._entries
+        while entries.get(heap[0][2]) is not heap[0]:
+            heapq.heappop(heap)
+        return heap[0]
+
+    def _forget(self, entry: _Entry) -> None:
+        bucket = entry[4]
+        live = self._live[bucket] - 1
+        if live == 0:
+            del self._live[bucket], self._heaps[bucket]
+            return
+        self._live[bucket] = live
+        heap = self._heaps[bucket]
+        if len(heap) > 2 * live + 32:
+            # Bounds the dead items, amortised over the updates that made them.
+            entries = self._entries
+            heap[:] = [e for e in heap if e is not entry and entries.get(e[2]) is e]
+            heapq.heapify(heap)
+
+
+class VictimTiers:
+    """Victim indexes that empty one after another: a tier goes before the next one."""
+
+    def __init__(self, tiers: Sequence[VictimIndex]) -> None:
+        self.tiers = tuple(tiers)
+        self._tier_of: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._tier_of)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._tier_of
+
+    def put(self, key: int, tier: int, weight: float, last_use: int, depth: int) -> None:
+        old = self._tier_of.get(key)
+        if old is not None and old != tier:
+            self.tiers[old].discard(key)
+        self._tier_of[key] = tier
+        self.tiers[tier].put(key, weight, last_use, depth)
+
+    def discard(self, key: int) -> None:
+        tier = self._tier_of.pop(key, None)
+        if tier is not None:
+            self.tiers[tier].discard(key)
+
+    def keys(self) -> set[int]:
+        return set(self._tier_of)
+
+    def victim(self, now: int) -> int | None:
+        for index in self.tiers:
+            if len(index):
+                return index.victim(now)
+        return None
+
+    def order(self, now: int) -> list[int]:
+        return [key for index in self.tiers for key in index.order(now)]
