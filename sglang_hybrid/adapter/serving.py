@@ -51,7 +51,8 @@ def prefill_adder_class(original: type, _scheduler: Any) -> type:
     """Hook after `Scheduler.get_prefill_adder_class`."""
     from sglang_hybrid.adapter.prefill import adder_class
 
-    return adder_class(original)
+    replacement: type = adder_class(original)
+    return replacement
 
 
 def internal_state(reply: Any, scheduler: Any, _request: Any) -> Any:
