@@ -44,7 +44,7 @@ def build_cache(ctx: Any) -> Any:
     HookRegistry.apply_hooks()
     if missing := hooks.problems((*hooks.LAUNCH, *hooks.SCHEDULER)):
         raise RuntimeError(missing[0])
-    return create_cache(ctx)
+    return create_cache(ctx, record.config_of(ctx.server_args))
 
 
 def prefill_adder_class(original: type, _scheduler: Any) -> type:
@@ -56,12 +56,11 @@ def prefill_adder_class(original: type, _scheduler: Any) -> type:
 
 
 def internal_state(reply: Any, scheduler: Any, _request: Any) -> Any:
-    """Hook after `Scheduler.get_internal_state`: add configuration and counters."""
+    """Hook after `Scheduler.get_internal_state`: add the configuration in effect and counters."""
     try:
         status = scheduler.tree_cache.status()
     except Exception as error:  # a report must not end a scheduler that serves
         logger.exception("The state of the cache could not be reported")
         status = {"error": f"{type(error).__name__}: {error}"}
-    config = record.config_of(scheduler.server_args).effective()
-    reply.internal_state[STATE_KEY] = {"config": config, **status}
+    reply.internal_state[STATE_KEY] = status
     return reply
