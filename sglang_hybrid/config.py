@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 SOURCE = "--cache-config"
 """How messages call the configuration; the keyword of `sgl.Engine` is `cache_config`."""
@@ -35,7 +35,7 @@ class ConfigError(ValueError):
 
 def _key(default: Any, *, kind: str, allowed: str, meaning: str, **constraints: Any) -> Any:
     """A field of `CacheConfig` with what the documentation says about it."""
-    extra = {"kind": kind, "allowed": allowed}
+    extra: dict[str, JsonValue] = {"kind": kind, "allowed": allowed}
     return Field(default, description=meaning, json_schema_extra=extra, **constraints)
 
 
@@ -83,7 +83,7 @@ class CacheConfig(BaseModel):
         0.25,
         kind="number",
         allowed="a finite number >= 0 (0: exact order)",
-        meaning="Width of a score bucket of the victim index, in powers of two.",
+        meaning="Width of a bucket of the victim index, in the natural logarithm of the score.",
         ge=0,
         allow_inf_nan=False,
     )

@@ -1,0 +1,73 @@
+# Variables of `make serve`
+PORT ?= 30000
+MODEL ?=
+CACHE ?= hybrid-marconi
+CONFIG ?=
+ARGS ?=
+
+# Where and with what the environment is built
+PYTHON ?= python3
+VENV ?= .venv
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SMALL_MODEL := .model
+# Pools of the small model: without them SGLang gives it most of the memory.
+SMALL_MODEL_ARGS := --max-total-tokens 262144 --max-mamba-cache-size 256
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test lint bench clean
+
+help:
+	@echo 'make serve     run a server in the foreground: PORT, MODEL (default: a small model made'
+	@echo '               here), CACHE (empty: the cache built into SGLang), CONFIG (JSON of'
+	@echo '               --cache-config), ARGS (further flags of the server)'
+	@echo 'make install   build the environment: VENV (.venv), PYTHON (python3)'
+	@echo 'make test      run the tests'
+	@echo 'make lint      check style and types'
+	@echo 'make bench     run the benchmarks'
+	@echo 'make clean     remove what was generated, except the environment'
+
+install: $(STAMP)
+
+$(STAMP): setup.py pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[sglang,bench,dev]'
+	@touch $@
+
+$(SMALL_MODEL)/.complete: $(wildcard sglang_hybrid/model/*.py) | $(STAMP)
+	$(BIN)/hybrid-marconi make-model $(SMALL_MODEL)
+	@touch $@
+
+ifeq ($(strip $(MODEL)),)
+serve: export SERVED_MODEL := $(SMALL_MODEL)
+serve: MODEL_ARGS := $(SMALL_MODEL_ARGS)
+serve: $(SMALL_MODEL)/.complete
+else
+serve: export SERVED_MODEL := $(MODEL)
+endif
+
+# Values reach the shell through the environment, so that quotes in them are not touched.
+serve: export CACHE := $(CACHE)
+serve: export CONFIG := $(CONFIG)
+serve: $(STAMP)
+	@set -- --model-path "$$SERVED_MODEL" --port '$(PORT)' --enable-cache-report $(MODEL_ARGS); \
+	if [ -n "$$CACHE" ]; then set -- "$$@" --cache "$$CACHE"; fi; \
+	if [ -n "$$CONFIG" ]; then set -- "$$@" --cache-config "$$CONFIG"; fi; \
+	exec $(BIN)/python -m sglang.launch_server "$$@" $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest tests $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	$(BIN)/python -m pytest bench $(ARGS)
+
+clean:
+	rm -rf $(SMALL_MODEL) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache \
+		.hypothesis .benchmarks
+	find sglang_hybrid kernels tests bench -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,100 @@
+"""Checks of the launcher: everything that can stop the server before weights load."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+from sglang_hybrid.adapter import hooks, names, record, serving, validation
+
+logger = logging.getLogger(__name__)
+
+
+def resolve_once(original: Callable[[Any], None], server_args: Any) -> None:
+    """Hook around `ServerArgs.resolve_once`: refuse before SGLang starts to resolve."""
+    if not record.is_active(server_args) or getattr(server_args, "_resolution_finished", False):
+        original(server_args)
+        return
+    # Only the names that are needed here: the others import a scheduler, and a wrong
+    # flag should be reported at once.
+    _check_installation(server_args, names.field_names())
+    _refuse(server_args, validation.input_problem(server_args))
+    try:
+        original(server_args)
+    except (AssertionError, ValueError) as error:
+        logger.debug("SGLang refused the arguments", exc_info=True)
+        _refuse(server_args, _refusal_of_sglang(server_args, error))
+        raise
+
+
+def _refusal_of_sglang(server_args: Any, error: Exception) -> str | None:
+    """SGLang's refusal, an assertion with a traceback, as one line; None if it gives no reason."""
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    reason = " ".join(str(error).split())
+    if problem := validation.explanation(resolving_view(server_args)):
+        return f"{problem} (SGLang: {reason})" if reason else problem
+    if not reason:
+        return None
+    return f"SGLang refuses the arguments: {reason} Allowed: what SGLang serves; correct them"
+
+
+def check_server_args(_result: None, server_args: Any) -> None:
+    """Hook after `ServerArgs.check_server_args`, the last step before processes start.
+
+    Every way to start a server passes here, also those that resolved the record
+    before plugins were loaded.
+    """
+    if not record.is_active(server_args):
+        return
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    _check_installation(server_args, names.all_names())
+    _refuse(server_args, validation.input_problem(server_args))
+    _refuse(server_args, validation.resolved_problem(resolving_view(server_args)))
+    _track_on_checkpoint_grid(server_args)
+    serving.register_backend()
+    record.update_notes(
+        server_args, config=record.config_of(server_args).model_dump(), validated=True
+    )
+
+
+def _check_installation(server_args: Any, touched: tuple[names.Name, ...]) -> None:
+    """Refuse an SGLang that is not the one this package was written for."""
+    problem = names.version_problem()
+    if problem and not names.unsupported_allowed():
+        record.fail(server_args, problem)
+    if problem:
+        logger.warning("sglang-hybrid: %s", problem)
+    for problem in (*hooks.problems(hooks.LAUNCH), *names.problems(touched)):
+        record.fail(server_args, problem)
+
+
+def _refuse(server_args: Any, problem: str | None) -> None:
+    if problem:
+        record.fail(server_args, problem)
+
+
+def _track_on_checkpoint_grid(server_args: Any) -> None:
+    """Let decode keep states at every point where the tree can name one.
+
+    SGLang's default interval is 256 tokens, so that a follow-up turn could lose up to
+    255 tokens of the answer.
+    """
+    from sglang.srt.arg_groups.overrides import (
+        declare_resolution,
+        mamba_cache_chunk_size,
+        mamba_extra_buffer_of,
+        resolving_view,
+    )
+
+    view = resolving_view(server_args)
+    if not mamba_extra_buffer_of(view):
+        return
+    if record.explicitly_set(server_args, "mamba_track_interval", 256):
+        return
+    grid = math.lcm(mamba_cache_chunk_size(server_args), view.page_size)
+    if view.mamba_track_interval != grid:
+        declare_resolution(server_args, "sglang_hybrid", mamba_track_interval=grid)

@@ -1,0 +1,237 @@
+"""Every private name of SGLang that this package touches, with its expected signature.
+
+SGLang moves such names between releases. The table is checked when the cache is
+selected, before weights load, and by `hybrid-marconi doctor`; a name that moved
+then stops the server with its old and new signature instead of failing later.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import os
+import pkgutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+SUPPORTED_VERSION = "0.5.23"
+"""The SGLang release whose names the table below describes."""
+
+ALLOW_UNSUPPORTED_ENV = "SGLANG_HYBRID_ALLOW_UNSUPPORTED"
+"""Set to 1, another release of SGLang only warns; the table is checked all the same."""
+
+SERVER_ARGS = "sglang.srt.server_args:ServerArgs"
+_COMPONENTS = "sglang.srt.mem_cache.unified_cache.components"
+_TREE = "sglang.srt.mem_cache.unified_cache.unified_tree_core:UnifiedTreeCore"
+
+
+@dataclass(frozen=True)
+class Name:
+    """One name of SGLang.
+
+    Attributes:
+        path: `module:attribute.path`.
+        parameters: names of the parameters, `self` included; None where only
+            the existence matters.
+    """
+
+    path: str
+    parameters: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the installed SGLang has under a name; `found` reads like `Name` does."""
+
+    name: Name
+    expected: str
+    found: str
+
+    @property
+    def ok(self) -> bool:
+        return self.found == self.expected
+
+
+def _of(owner: str, signatures: Mapping[str, str | None]) -> tuple[Name, ...]:
+    """Names of a module (`module`) or class (`module:Class`), parameters as words."""
+    separator = "." if ":" in owner else ":"
+    return tuple(
+        Name(
+            f"{owner}{separator}{attribute}",
+            None if parameters is None else tuple(parameters.split()),
+        )
+        for attribute, parameters in signatures.items()
+    )
+
+
+_EVICTION = {
+    "_evict_device_start": "self request_cnt",
+    "_evict_device_next_node": "self tracker device_frees host_frees cache_actions",
+    "_evict_device_end": "self",
+    "evict_component": "self node device_frees host_frees cache_actions target",
+    "release_component_lock": "self node params lock_host",
+}
+
+NAMES: tuple[Name, ...] = (
+    *_of(
+        f"{_COMPONENTS}.mamba:MambaComponent",
+        {
+            **_EVICTION,
+            "finalize_match_result_in_tree_core": "self result params value_chunks best_value_len",
+            "finalize_match_result_in_cache": "self params result",
+            "commit_insert_component_data": "self node is_new_leaf params result cache_actions",
+            "redistribute_on_node_split": "self new_parent child",
+            "prepare_for_caching_req": "self req insert_params token_ids_len is_finished",
+            "cleanup_after_caching_req": "self req is_finished insert_result insert_params",
+            "acquire_component_lock": "self node result lock_host",
+            "_alloc_mamba_slot": "self req",
+            "_free_mamba_value": "self mamba_value",
+        },
+    ),
+    *_of(f"{_COMPONENTS}.full:FullComponent", _EVICTION),
+    *_of(f"{_COMPONENTS}.base:TreeComponent", {"discard_deleted_session_leaf": "self node"}),
+    *_of(
+        "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache",
+        {
+            "checkpoint_into_tree": "self req up_to kwargs",
+            "insert": "self params",
+            "evict": "self params",
+            "evict_for_alloc": "self params allocation_reclaim_satisfied",
+            "match_prefix": "self params",
+            "_evict_components": "self request_by_type tracker available_size_targets "
+            "allocation_reclaim_satisfied",
+            "lock": "self node_id skip_lock_components",
+            "unlock": "self lock",
+            "path_device_indices": "self node",
+            "on_release": "self req checkpointed",
+            "reset": "self",
+        },
+    ),
+    *_of(
+        _TREE,
+        {
+            "_split_node": "self key child split_len",
+            "node_by_id": "self node_id",
+            "sanity_check": "self ongoing_write_through ongoing_load_back",
+            "set_component_device_value": "self node_id component_type value",
+        },
+    ),
+    *_of(
+        "sglang.srt.managers.schedule_policy:PrefillAdder",
+        {
+            "_select_prefill_admission": "self req total_tokens host_hit_length "
+            "swa_host_hit_length truncation_align_size has_chunked_req",
+            "_commit_prefill_admission": "self req admission mamba_gap_reserve",
+            "add_chunked_req": "self req",
+        },
+    ),
+    *_of(
+        "sglang.srt.managers.scheduler:Scheduler",
+        {"get_prefill_adder_class": "self", "get_internal_state": "self recv_req"},
+    ),
+    *_of(
+        "sglang.srt.mem_cache.registry",
+        {
+            "register_radix_cache_backend": "name factory",
+            "registered_radix_cache_backends": "",
+            "create_unified_radix_cache": "ctx cache_class",
+        },
+    ),
+    *_of(
+        SERVER_ARGS,
+        {
+            "add_cli_args": "parser",
+            "from_cli_args": "args",
+            "resolve_once": "self",
+            "check_server_args": "self",
+        },
+    ),
+    *_of("sglang.srt.entrypoints.engine:Engine", {"server_args_class": None}),
+    *_of(
+        "sglang.srt.plugins.hook_registry:HookRegistry",
+        {"register": "target hook hook_type source", "apply_hooks": "", "_patched": None},
+    ),
+    *_of(
+        "sglang.srt.arg_groups.overrides",
+        {
+            "declare_resolution": "server_args source fields",
+            "mamba_cache_chunk_size": "server_args",
+            "mamba_extra_buffer_of": "cfg",
+            "model_config_of": "server_args",
+            "resolving_view": "server_args",
+        },
+    ),
+    *_of("sglang.srt.mem_cache.kv_cache_builder", {"uses_ssm_state": "model_config"}),
+)
+
+
+def field_names() -> tuple[Name, ...]:
+    """The fields of `ServerArgs` that validation reads."""
+    from sglang_hybrid.adapter.validation import FIELDS
+
+    return _of(SERVER_ARGS, dict.fromkeys(FIELDS))
+
+
+def all_names() -> tuple[Name, ...]:
+    """`NAMES` and `field_names()`."""
+    return (*NAMES, *field_names())
+
+
+def check(names: Iterable[Name] | None = None) -> list[Finding]:
+    """Compare names (default: all) with the installed SGLang; imports what it checks."""
+    return [_look_up(name) for name in (all_names() if names is None else names)]
+
+
+def problems(names: Iterable[Name] | None = None) -> list[str]:
+    """One line for every name (default: all) that is not as expected."""
+    return problems_of(check(names))
+
+
+def problems_of(findings: Iterable[Finding]) -> list[str]:
+    """One line for every finding that is not as expected."""
+    return [
+        f"sglang {installed_version()}: {finding.name.path} is {finding.found}, expected "
+        f"{finding.expected}; install sglang=={SUPPORTED_VERSION}, or adapt the caller and the "
+        "table in sglang_hybrid/adapter/names.py"
+        for finding in findings
+        if not finding.ok
+    ]
+
+
+def _look_up(name: Name) -> Finding:
+    expected = "present" if name.parameters is None else f"({', '.join(name.parameters)})"
+    try:
+        value = pkgutil.resolve_name(name.path)
+    except Exception as error:  # importing a module of a broken installation raises anything
+        return Finding(name, expected, f"missing ({error})".splitlines()[0])
+    if name.parameters is None:
+        return Finding(name, expected, "present")
+    try:
+        parameters = ", ".join(inspect.signature(value).parameters)
+    except (TypeError, ValueError):
+        return Finding(name, expected, f"a {type(value).__name__} without a signature")
+    return Finding(name, expected, f"({parameters})")
+
+
+def installed_version() -> str:
+    """Version of the installed SGLang, without importing it; "none" if there is none."""
+    try:
+        return importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def version_problem() -> str | None:
+    """Why the installed SGLang cannot be used, as one line; None if it can."""
+    version = installed_version()
+    if version == SUPPORTED_VERSION:
+        return None
+    return (
+        f"sglang {version} is not supported; allowed: {SUPPORTED_VERSION}; install "
+        f"sglang=={SUPPORTED_VERSION}, or set {ALLOW_UNSUPPORTED_ENV}=1 to try it anyway"
+    )
+
+
+def unsupported_allowed() -> bool:
+    """Whether the user asked to go on with another version of SGLang."""
+    return os.environ.get(ALLOW_UNSUPPORTED_ENV, "") == "1"

@@ -1,0 +1,89 @@
+"""SGLang's out-of-tree platform for machines without an accelerator.
+
+It lets SGLang's own front end, scheduler, pools and radix tree serve hybrid models on a plain
+CPU, with the torch operators of `sglang_hybrid.kernels`. It is meant for development and tests.
+SGLang's built-in CPU engine (``SGLANG_USE_CPU_ENGINE=1``) is another thing: it needs
+``sgl_kernel`` and does not run Mamba-2.
+"""
+
+import logging
+import os
+
+import torch
+from sglang.srt.platforms.cpu import CpuDeviceMixin
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import SRTPlatform
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_POOL_TOKENS = 262144
+_DEFAULT_POOL_STATES = 256
+_DEFAULT_RUNNING = 16
+
+
+def activate() -> str | None:
+    """Entry point of group ``sglang.srt.platforms``.
+
+    Returns:
+        The qualified name of the platform class if there is no CUDA (or ROCm) device and SGLang's
+        own CPU engine was not asked for, else None.
+    """
+    if os.environ.get("SGLANG_USE_CPU_ENGINE", "0") == "1" or torch.cuda.is_available():
+        return None
+    return f"{HybridCpuPlatform.__module__}.{HybridCpuPlatform.__qualname__}"
+
+
+class HybridCpuPlatform(CpuDeviceMixin, SRTPlatform):
+    """Plain torch on the CPU, presented to SGLang as an out-of-tree device.
+
+    Out of tree, rather than "cpu", because every in-tree CPU path leads to ``sgl_kernel``.
+    """
+
+    _enum = PlatformEnum.OOT
+
+    def get_device(self, device_id: int = 0) -> str:
+        """The device as a string: SGLang splits it at ':' although the mixin returns a
+        ``torch.device``."""
+        return "cpu"
+
+    def is_pin_memory_available(self, device=None) -> bool:
+        return False
+
+    def get_default_attention_backend(self) -> str:
+        return "torch_native"
+
+    def support_mamba_cache_extra_buffer(self) -> bool:
+        return True
+
+    def get_compile_backend(self, mode: str | None = None) -> str:
+        return "eager"
+
+    def apply_server_args_defaults(self, server_args) -> None:
+        """Choose what a CPU can run wherever the user left the choice open."""
+        logger.warning(
+            "hybrid_cpu platform: torch reference operators on the CPU, for development and "
+            "tests only."
+        )
+        if server_args.dtype == "auto":
+            # The pools keep convolution states in bfloat16 whatever the model's dtype.
+            server_args.dtype = "bfloat16"
+        if server_args.sampling_backend is None:
+            server_args.sampling_backend = "pytorch"
+        server_args.disable_cuda_graph = True
+        # SGLang would otherwise turn most of the machine's memory into pools, and zero it.
+        if server_args.max_total_tokens is None:
+            server_args.max_total_tokens = _DEFAULT_POOL_TOKENS
+        if server_args.max_mamba_cache_size is None:
+            server_args.max_mamba_cache_size = _DEFAULT_POOL_STATES
+        if server_args.max_running_requests is None:
+            server_args.max_running_requests = _DEFAULT_RUNNING
+
+    def init_backend(self) -> None:
+        """Called while SGLang's model runner is being imported: too early to import, let alone
+        patch, the modules that use it. See `post_load_model`."""
+
+    def post_load_model(self, model: torch.nn.Module) -> None:
+        """Bind the torch operators: all modules are imported and nothing has run yet."""
+        from sglang_hybrid.cpu.patches import apply
+
+        apply()

@@ -1,0 +1,1 @@
+"""Small models with weights made from a seed, for tests and demonstrations."""
