@@ -29,9 +29,7 @@ class Filled:
 
     def __init__(self, cache_class, config=None):
         tokens = NODES * 40
-        self.cache = make_cache(
-            config, slots=NODES + 8, tokens=tokens, cache_class=cache_class
-        )
+        self.cache = make_cache(config, slots=NODES + 8, tokens=tokens, cache_class=cache_class)
         self.next = 0
         while self.cache.mamba_evictable_size() < NODES:
             self.insert_conversation()
@@ -49,9 +47,7 @@ class Filled:
             if kv is None or state is None:
                 return
             self.cache.insert(
-                InsertParams(
-                    key=RadixKey(array("q", key), None), value=kv, mamba_value=state
-                )
+                InsertParams(key=RadixKey(array("q", key), None), value=kv, mamba_value=state)
             )
 
     def refill(self):
