@@ -36,8 +36,6 @@ class Filled:
 
     def insert_conversation(self):
         self.next += 1
-        if hasattr(self.cache, "view"):
-            self.cache.view.tick()
         length = 0
         for turn in range(TURNS):
             length += 8 + (self.next * 7 + turn * 5) % 41
@@ -49,6 +47,10 @@ class Filled:
             self.cache.insert(
                 InsertParams(key=RadixKey(array("q", key), None), value=kv, mamba_value=state)
             )
+        if isinstance(self.cache, HybridMarconiCache):
+            # As where a request is admitted and where its checkpoint is done.
+            self.cache.view.tick()
+            self.cache.view.settle()
 
     def refill(self):
         while (

@@ -122,6 +122,7 @@ class HybridMarconiCache(UnifiedRadixCache):
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
         finally:
             self._locks_kv_only = False
+        self.view.settle()
         self._check_if_strict()
 
     def lock(self, node_id, skip_lock_components=()):
@@ -132,8 +133,13 @@ class HybridMarconiCache(UnifiedRadixCache):
             skip_lock_components = (ComponentType.MAMBA,)
         return super().lock(node_id, skip_lock_components)
 
-    def _evict(self, *args, **kwargs):
-        result = super()._evict(*args, **kwargs)
+    def _evict(self, params, available_size_targets=None, **kwargs):
+        if available_size_targets is None and params.mamba_num > 0:
+            # Every state evicted is a free slot: stop at the last one, without the
+            # further step of the walk that would find nothing left to do.
+            slots = self._component_available_size(ComponentType.MAMBA) + params.mamba_num
+            available_size_targets = {ComponentType.MAMBA: (ComponentType.MAMBA, slots)}
+        result = super()._evict(params, available_size_targets, **kwargs)
         self._check_if_strict()
         return result
 

@@ -125,7 +125,7 @@ class HybridMambaComponent(MambaComponent):
         evict = (
             kind not in view.first_victims
             or view.has_first_victims()
-            or (kind in view.used_kinds and view.beats_victim(depth, req.prefix_len, kind))
+            or (kind in view.used_kinds and view.beats_victim(depth, req.prefix_len))
         )
         slot = self._take_slot(evict)
         if slot is None and not evict:

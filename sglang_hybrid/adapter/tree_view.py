@@ -3,8 +3,8 @@
 Keeps, beside the tree, one `Checkpoint` per live state and two victim indexes:
 state slots (MAMBA component) and KV leaves (FULL component). The components
 report local events with `touch`, `attach`, `detach` and `forget`; the nodes
-concerned are placed anew before the next victim is chosen, so the serving path
-pays for an event once and never scans the tree.
+concerned are placed anew when a request's checkpoint is done, at latest before
+the next victim is chosen: an event is paid for once and the tree is never scanned.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_hybrid.core.checkpoints import (
+    SPREAD,
     Checkpoint,
     Kind,
     KVTier,
     StateTier,
-    first_victim_weight,
     kv_victims,
     state_victims,
 )
 from sglang_hybrid.core.costs import ModelCosts
-from sglang_hybrid.core.policies import Candidate, Policy
+from sglang_hybrid.core.policies import Policy
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import (
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 MAMBA = ComponentType.MAMBA
 FULL = ComponentType.FULL
 
-# Events are settled before a victim is chosen; without evictions, at latest here.
+# Bounds the work that matches and locks without a checkpoint can put off.
 _MAX_UNSETTLED = 512
 
 
@@ -89,7 +89,8 @@ class TreeView:
 
     def attach(self, node: UnifiedTreeNode, kind: Kind, depth: int) -> None:
         """``node`` received a state that was taken at ``depth`` tokens."""
-        self.checkpoints[node.id] = Checkpoint(depth, kind, self.clock)
+        flops = self.costs.prefill_flops(depth)
+        self.checkpoints[node.id] = Checkpoint(depth, kind, flops, self.clock)
         self.touch(node)
         self._touch_live_below(node)
 
@@ -98,7 +99,8 @@ class TreeView:
         if self.checkpoints.pop(node.id, None) is None:
             return
         self.states.discard(node.id)
-        self.touch(node)
+        if not node.children:
+            self.touch(node)
         self._touch_live_below(node)
 
     def forget(self, node: UnifiedTreeNode) -> None:
@@ -147,16 +149,18 @@ class TreeView:
         self.settle()
         return len(self.states.tiers[StateTier.FIRST]) > 0
 
-    def beats_victim(self, depth: int, hit_depth: int, kind: Kind) -> bool:
+    def beats_victim(self, depth: int, hit_depth: int) -> bool:
         """Whether a new checkpoint would be worth more than the victim it displaces."""
         victim = self.state_victim()
         if victim is None:
             return False
-        new = Checkpoint(depth, kind, self.clock).candidate(
-            self.costs, hit_depth, children=0, segment_tokens=depth - hit_depth
-        )
         old = self.checkpoints[victim.id]
-        heads = [(self.policy.weight(new), self.clock), (self._weight(victim, old), old.last_use)]
+        new_weight = self.policy.weight(
+            self.costs.saved_flops(depth, hit_depth),
+            self.costs.state_bytes + self.costs.kv_bytes_per_token * (depth - hit_depth),
+        )
+        old_weight = self._weight(victim, old, self.policy)
+        heads = [(self.clock, depth, -1, new_weight, 0), (old.last_use, 0, 0, old_weight, 0)]
         new_loss, old_loss = self.policy.losses(heads, self.clock + 1)
         return new_loss > old_loss
 
@@ -171,22 +175,6 @@ class TreeView:
             depth += len(node.key)
             self._nodes[node.id] = (depth, self.clock)
         return depth
-
-    def candidate(self, node: UnifiedTreeNode, checkpoint: Checkpoint) -> Candidate:
-        """``checkpoint`` of ``node`` as a policy sees it.
-
-        The KV counted for a leaf reaches up to the nearest fork or live checkpoint:
-        what lies between cannot be hit without it. SGLang gives that KV back in two
-        steps, the leaf's own now and the rest as the first victim of the KV pool.
-        """
-        above, fork_depth = node.parent, 0
-        while above.parent is not None and above.id not in self.checkpoints:
-            if len(above.children) > 1 and not fork_depth:
-                fork_depth = self.depth_of(above)
-            above = above.parent
-        live_depth = self.depth_of(above)
-        segment = checkpoint.depth - max(live_depth, fork_depth)
-        return checkpoint.candidate(self.costs, live_depth, len(node.children), segment)
 
     # ---- placing ----
 
@@ -216,8 +204,7 @@ class TreeView:
         first = checkpoint.kind in self.first_victims and not (
             checkpoint.hits or checkpoint.kind in self.used_kinds
         )
-        candidate = self.candidate(node, checkpoint)
-        weight = first_victim_weight(candidate) if first else self.policy.weight(candidate)
+        weight = self._weight(node, checkpoint, SPREAD if first else self.policy)
         place = (weight, checkpoint.last_use, checkpoint.depth)
         if first:
             self.states.put(key, StateTier.FIRST, *place)
@@ -229,8 +216,31 @@ class TreeView:
         else:
             self.leaves.discard(key)
 
-    def _weight(self, node: UnifiedTreeNode, checkpoint: Checkpoint) -> float:
-        return self.policy.weight(self.candidate(node, checkpoint))
+    def _weight(self, node: UnifiedTreeNode, checkpoint: Checkpoint, policy: Policy) -> float:
+        """``policy``'s weight of ``node``'s checkpoint.
+
+        The KV counted for a leaf reaches up to the nearest fork or live checkpoint:
+        what lies between cannot be hit without it. SGLang gives that KV back in two
+        steps, the leaf's own now and the rest as the first victim of the KV pool.
+        """
+        checkpoints, children = self.checkpoints, len(node.children)
+        above, fork, live = node.parent, None, None
+        while above.parent is not None:
+            live = checkpoints.get(above.id)
+            if live is not None:
+                break
+            if fork is None and len(above.children) > 1:
+                fork = above
+            above = above.parent
+        saved_flops, freed_bytes = checkpoint.prefill_flops, self.costs.state_bytes
+        if live is not None:
+            saved_flops -= live.prefill_flops
+        if not children:
+            kept = self.depth_of(fork or above)
+            freed_bytes += self.costs.kv_bytes_per_token * (checkpoint.depth - kept)
+        return policy.weight(
+            saved_flops, freed_bytes, checkpoint.hits, checkpoint.is_superseded(children)
+        )
 
     def _touch_live_below(self, node: UnifiedTreeNode) -> None:
         """The nearest live checkpoints below measure their savings from ``node``."""

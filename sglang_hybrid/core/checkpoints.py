@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from sglang_hybrid.core.costs import ModelCosts
-from sglang_hybrid.core.policies import LRU, Candidate, Policy, Utility
+from sglang_hybrid.core.policies import LRU, Policy, Utility
 from sglang_hybrid.core.victims import VictimIndex, VictimTiers
 
 
@@ -30,34 +29,23 @@ class Checkpoint:
     Attributes:
         depth: tokens from the root at which the state was taken.
         kind: why it was taken.
+        prefill_flops: FLOPs to prefill ``depth`` tokens from nothing.
         last_use: clock of its last use (made, asked for again, or consumed).
         hits: times its state was consumed.
     """
 
     depth: int
     kind: Kind
+    prefill_flops: float
     last_use: int
     hits: int = 0
 
-    def candidate(
-        self, costs: ModelCosts, ancestor_depth: int, children: int, segment_tokens: int
-    ) -> Candidate:
-        """What evicting it would lose and free.
+    def is_superseded(self, children: int) -> bool:
+        """Whether its conversation has moved on: one continuation, and no branch point."""
+        return children == 1 and self.kind in _ENDS
 
-        Args:
-            ancestor_depth: depth of the nearest live checkpoint above, 0 if none.
-            children: resident children of its node.
-            segment_tokens: tokens of KV that a leaf takes with it.
-        """
-        freed = costs.state_bytes
-        if children == 0:
-            freed += costs.kv_bytes_per_token * segment_tokens
-        return Candidate(
-            saved_flops=costs.saved_flops(self.depth, ancestor_depth),
-            freed_bytes=freed,
-            hits=self.hits,
-            superseded=children == 1 and self.kind in (Kind.DECODE_END, Kind.PROMPT_END),
-        )
+
+_ENDS = (Kind.DECODE_END, Kind.PROMPT_END)
 
 
 class StateTier(IntEnum):
@@ -78,19 +66,14 @@ class KVTier(IntEnum):
 
 # A path of unasked-for checkpoints is thinned, not dropped: the one whose loss costs
 # least goes first, and its neighbour then covers a wider gap and is worth more.
-_SPREAD = Utility(alpha=1.0)
+SPREAD = Utility(alpha=1.0)
 
 
 def state_victims(policy: Policy, bucket_width: float) -> VictimTiers:
     """Index over checkpoints, one `VictimIndex` per `StateTier`."""
-    return VictimTiers([VictimIndex(p, bucket_width) for p in (_SPREAD, policy, policy)])
+    return VictimTiers([VictimIndex(p, bucket_width) for p in (SPREAD, policy, policy)])
 
 
 def kv_victims(policy: Policy, bucket_width: float) -> VictimTiers:
     """Index over leaves, one `VictimIndex` per `KVTier`."""
-    return VictimTiers([VictimIndex(p, bucket_width) for p in (LRU(), _SPREAD, policy)])
-
-
-def first_victim_weight(candidate: Candidate) -> float:
-    """Weight within the FIRST tiers."""
-    return _SPREAD.weight(candidate)
+    return VictimTiers([VictimIndex(p, bucket_width) for p in (LRU(), SPREAD, policy)])

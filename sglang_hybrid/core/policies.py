@@ -15,34 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """What is known of a checkpoint that could be evicted.
-
-    Attributes:
-        saved_flops: FLOPs that a hit saves relative to the nearest live
-            checkpoint above (never relative to a dead parent).
-        freed_bytes: bytes that evicting it really gives back: the state, and for
-            a leaf its own KV segment too.
-        hits: hits since the checkpoint was made.
-        superseded: a decode-end or prompt-end checkpoint with exactly one
-            resident child: its conversation moved on.
-    """
-
-    saved_flops: float
-    freed_bytes: float
-    hits: int = 0
-    superseded: bool = False
-
-    @property
-    def efficiency(self) -> float:
-        """FLOPs saved per byte freed."""
-        return self.saved_flops / self.freed_bytes
-
 
 MAX_ALPHA = 1e6
 
@@ -54,17 +27,35 @@ def checked_alpha(alpha: float) -> float:
     return alpha
 
 
+# A candidate inside `VictimIndex`: (last_use, depth, key, weight, bucket). Comparing
+# two of them compares age, then depth, then key: the order inside a bucket, and
+# between candidates of equal loss.
+Entry = tuple[int, int, int, float, float]
+
+
 class Policy(Protocol):
     """The contract between a policy and `VictimIndex`."""
 
     name: str
 
-    def weight(self, candidate: Candidate) -> float:
-        """Finite; does not depend on time."""
+    def weight(
+        self, saved_flops: float, freed_bytes: float, hits: int = 0, superseded: bool = False
+    ) -> float:
+        """Logarithm of a candidate's worth, finite, whatever the time.
+
+        Args:
+            saved_flops: FLOPs that a hit saves relative to the nearest live
+                checkpoint above (never relative to a dead parent).
+            freed_bytes: bytes that evicting it really gives back: the state, and
+                for a leaf its own KV segment too.
+            hits: hits since the checkpoint was made.
+            superseded: a decode-end or prompt-end checkpoint with exactly one
+                resident child: its conversation moved on.
+        """
         ...
 
-    def losses(self, heads: Sequence[tuple[float, int]], now: int) -> list[float]:
-        """Loss of each ``(weight, last_use)``; ``now`` is later than every last use."""
+    def losses(self, heads: Sequence[Entry], now: int) -> list[float]:
+        """Loss of each candidate; ``now`` is later than every last use."""
         ...
 
 
@@ -73,11 +64,13 @@ class LRU:
 
     name = "lru"
 
-    def weight(self, candidate: Candidate) -> float:
+    def weight(
+        self, saved_flops: float, freed_bytes: float, hits: int = 0, superseded: bool = False
+    ) -> float:
         return 0.0
 
-    def losses(self, heads: Sequence[tuple[float, int]], now: int) -> list[float]:
-        return [float(last) for _, last in heads]
+    def losses(self, heads: Sequence[Entry], now: int) -> list[float]:
+        return [float(head[0]) for head in heads]
 
 
 class Utility:
@@ -93,13 +86,17 @@ class Utility:
     def __init__(self, alpha: float = 0.5) -> None:
         self.alpha = checked_alpha(alpha)
 
-    def weight(self, candidate: Candidate) -> float:
-        weight = self.alpha * math.log(candidate.efficiency) + 0.5 * math.log1p(candidate.hits)
-        return weight + self.LN_SUPERSEDED if candidate.superseded else weight
+    def weight(
+        self, saved_flops: float, freed_bytes: float, hits: int = 0, superseded: bool = False
+    ) -> float:
+        weight = self.alpha * math.log(saved_flops / freed_bytes)
+        if hits:
+            weight += 0.5 * math.log1p(hits)
+        return weight + self.LN_SUPERSEDED if superseded else weight
 
-    def losses(self, heads: Sequence[tuple[float, int]], now: int) -> list[float]:
+    def losses(self, heads: Sequence[Entry], now: int) -> list[float]:
         log = math.log
-        return [weight - log(now - last) for weight, last in heads]
+        return [head[3] - log(now - head[0]) for head in heads]
 
 
 class Marconi:
@@ -116,19 +113,21 @@ class Marconi:
     def __init__(self, alpha: float = 1.0) -> None:
         self.alpha = checked_alpha(alpha)
 
-    def weight(self, candidate: Candidate) -> float:
-        return math.log(candidate.efficiency)
+    def weight(
+        self, saved_flops: float, freed_bytes: float, hits: int = 0, superseded: bool = False
+    ) -> float:
+        return math.log(saved_flops / freed_bytes)
 
-    def losses(self, heads: Sequence[tuple[float, int]], now: int) -> list[float]:
-        oldest = min(last for _, last in heads)
-        efficiencies = [math.exp(weight) for weight, _ in heads]
+    def losses(self, heads: Sequence[Entry], now: int) -> list[float]:
+        oldest = min(head[0] for head in heads)
+        efficiencies = [math.exp(head[3]) for head in heads]
         lowest = min(efficiencies)
         span = max(efficiencies) - lowest
         gain = self.alpha / span if span > 0 else 0.0
         age_span = now - oldest
         return [
-            (last - oldest) / age_span + (efficiency - lowest) * gain
-            for (_, last), efficiency in zip(heads, efficiencies, strict=True)
+            (head[0] - oldest) / age_span + (efficiency - lowest) * gain
+            for head, efficiency in zip(heads, efficiencies, strict=True)
         ]
 
 

@@ -13,10 +13,7 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from sglang_hybrid.core.policies import Policy
-
-# (last_use, depth, key, weight, bucket); the first three are the order inside a bucket.
-_Entry = tuple[int, int, int, float, float]
+from sglang_hybrid.core.policies import Entry, Policy
 
 
 class VictimIndex:
@@ -34,9 +31,9 @@ class VictimIndex:
     def __init__(self, policy: Policy, bucket_width: float) -> None:
         self.policy = policy
         self.bucket_width = bucket_width
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, Entry] = {}
         # Heaps with lazy deletion: an item counts only while it is the key's entry.
-        self._heaps: dict[float, list[_Entry]] = {}
+        self._heaps: dict[float, list[Entry]] = {}
         self._live: dict[float, int] = {}
 
     def __len__(self) -> int:
@@ -70,17 +67,21 @@ class VictimIndex:
 
     def victim(self, now: int) -> int | None:
         """The key of lowest loss, or None if there is no candidate. Removes nothing."""
-        heads = [self._head(bucket) for bucket in self._heaps]
-        if not heads:
-            return None
-        return self._best(heads, now)[2]
+        entries, heads = self._entries, []
+        for heap in self._heaps.values():
+            head = heap[0]
+            while entries.get(head[2]) is not head:
+                heapq.heappop(heap)
+                head = heap[0]
+            heads.append(head)
+        return self._best(heads, now)[2] if heads else None
 
     def order(self, now: int) -> list[int]:
         """All keys in the order in which they would go at ``now`` (for tests and tools)."""
         rest = sorted(self._entries.values())
         keys = []
         while rest:
-            oldest: dict[float, _Entry] = {}
+            oldest: dict[float, Entry] = {}
             for entry in rest:
                 oldest.setdefault(entry[4], entry)
             best = self._best(list(oldest.values()), now)
@@ -88,27 +89,21 @@ class VictimIndex:
             rest.remove(best)
         return keys
 
-    def _best(self, heads: Sequence[_Entry], now: int) -> _Entry:
+    def _best(self, heads: Sequence[Entry], now: int) -> Entry:
         if len(heads) == 1:
             return heads[0]
-        losses = self.policy.losses([(head[3], head[0]) for head in heads], now)
+        losses = self.policy.losses(heads, now)
         lowest = min(losses)
-        ties = [head for head, loss in zip(heads, losses, strict=True) if loss == lowest]
-        return min(ties)
+        if losses.count(lowest) == 1:
+            return heads[losses.index(lowest)]
+        return min(head for head, loss in zip(heads, losses, strict=True) if loss == lowest)
 
     def _bucket(self, weight: float) -> float:
         if self.bucket_width == 0:
             return weight
         return math.floor(weight / self.bucket_width)
 
-    def _head(self, bucket: float) -> _Entry:
-        heap = self._heaps[bucket]
-        entries = self._entries
-        while entries.get(heap[0][2]) is not heap[0]:
-            heapq.heappop(heap)
-        return heap[0]
-
-    def _forget(self, entry: _Entry) -> None:
+    def _forget(self, entry: Entry) -> None:
         bucket = entry[4]
         live = self._live[bucket] - 1
         if live == 0:

@@ -165,12 +165,11 @@ def _node_of(cache, depth):
     return next(k for k, c in cache.view.checkpoints.items() if c.depth == depth)
 
 
-def test_costs_are_those_of_the_model():
+def test_weights_come_from_the_costs_of_the_model():
     cache = make_cache({"prompt_end": "never"}, slots=32)
     Driver(cache).serve(unique(100, 1))
     cache.view.settle()
-    (key,) = cache.view.checkpoints
-    node = cache.tree_core.node_by_id(key)
-    candidate = cache.view.candidate(node, cache.view.checkpoints[key])
-    assert candidate.freed_bytes == COSTS.state_bytes + 102 * COSTS.kv_bytes_per_token
-    assert candidate.saved_flops == COSTS.prefill_flops(102)
+    ((key, checkpoint),) = cache.view.checkpoints.items()
+    weight = cache.view._weight(cache.tree_core.node_by_id(key), checkpoint, cache.view.policy)
+    freed = COSTS.state_bytes + 102 * COSTS.kv_bytes_per_token
+    assert weight == cache.view.policy.weight(COSTS.prefill_flops(102), freed)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_hybrid.core.policies import LRU, Candidate, Marconi, Utility, make_policy
+from sglang_hybrid.core.policies import LRU, Marconi, Utility, make_policy
 from sglang_hybrid.core.victims import VictimIndex, VictimTiers
 
 policies = st.sampled_from([LRU(), Utility(0.5), Utility(2.0), Marconi(0.0), Marconi(1.0)])
@@ -29,7 +29,7 @@ def scan(policy, width, members, now):
         bucket = weight if width == 0 else math.floor(weight / width)
         buckets.setdefault(bucket, []).append((last, depth, key, weight))
     heads = [min(bucket) for bucket in buckets.values()]
-    losses = policy.losses([(head[3], head[0]) for head in heads], now)
+    losses = policy.losses([(*head, 0) for head in heads], now)
     return min(zip(losses, heads, strict=True))[1][2]
 
 
@@ -70,8 +70,8 @@ def test_an_updated_candidate_leaves_no_trace_in_its_old_bucket():
 def test_ten_thousand_candidates_share_few_buckets():
     index = VictimIndex(Utility(0.5), 0.25)
     for key in range(10_000):
-        candidate = Candidate(saved_flops=1e9 * (1 + key % 997), freed_bytes=1e6, hits=key % 5)
-        index.put(key, Utility(0.5).weight(candidate), key, 1)
+        weight = index.policy.weight(1e9 * (1 + key % 997), 1e6, hits=key % 5)
+        index.put(key, weight, key, 1)
     assert index.num_buckets < 50
 
 
@@ -79,9 +79,8 @@ def test_ten_thousand_candidates_share_few_buckets():
 def test_marconi_with_alpha_zero_evicts_as_lru(items):
     lru, marconi = VictimIndex(LRU(), 0.25), VictimIndex(Marconi(0.0), 0.25)
     for key, (last, flops) in enumerate(items):
-        candidate = Candidate(flops, 1.0)
-        lru.put(key, LRU().weight(candidate), last, key)
-        marconi.put(key, Marconi(0.0).weight(candidate), last, key)
+        lru.put(key, LRU().weight(flops, 1.0), last, key)
+        marconi.put(key, Marconi(0.0).weight(flops, 1.0), last, key)
     assert lru.order(100) == marconi.order(100)
 
 
