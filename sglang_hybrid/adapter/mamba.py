@@ -178,9 +178,7 @@ class HybridMambaComponent(MambaComponent):
         assert view.depth_of(node) == depth, (view.depth_of(node), depth)
         return node
 
-    def cleanup_after_caching_req(
-        self, req, is_finished, insert_result=None, insert_params=None
-    ):
+    def cleanup_after_caching_req(self, req, is_finished, insert_result=None, insert_params=None):
         self._pending = None
         super().cleanup_after_caching_req(req, is_finished, insert_result, insert_params)
 

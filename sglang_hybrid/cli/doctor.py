@@ -64,7 +64,9 @@ def _installation(console: Console) -> list[str]:
     rows += [("device", _device()), ("platform", _platform()), ("plugin", plugin)]
     _print(console, "Installation", ("what", "found"), rows)
     if problem and names.unsupported_allowed():
-        console.print(f"[yellow]warning:[/yellow] {escape(problem)}", soft_wrap=True, highlight=False)
+        console.print(
+            f"[yellow]warning:[/yellow] {escape(problem)}", soft_wrap=True, highlight=False
+        )
         problem = None
     return [text for text in (problem, plugin_problem) if text]
 

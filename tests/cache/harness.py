@@ -29,9 +29,7 @@ from sglang_hybrid.core.costs import ModelCosts
 
 STATE_LAYERS, KV_LAYERS = [0, 2, 3], [1]
 # Every layer kind contributes; one state is worth some hundred tokens of KV.
-COSTS = ModelCosts(
-    kv_bytes_per_token=64, state_bytes=6400, flops_linear=1e6, flops_quadratic=1e2
-)
+COSTS = ModelCosts(kv_bytes_per_token=64, state_bytes=6400, flops_linear=1e6, flops_quadratic=1e2)
 
 
 def publish_server_args(page_size: int, **kwargs) -> ServerArgs:

@@ -1,0 +1,88 @@
+"""The entry point: what happens when something of ours is broken."""
+
+import ast
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from sglang.srt.plugins.hook_registry import HookRegistry
+
+from sglang_hybrid.adapter import hooks, plugin, record, serving
+
+
+@pytest.fixture
+def broken_hooks(monkeypatch):
+    def fail(_hooks):
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr(hooks, "register", fail)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--cache", "hybrid-marconi"],
+        ["--cache=hybrid-marconi"],
+        ["--radix-cache-backend", "hybrid-marconi"],
+        ["--radix-cache-backend=hybrid-marconi"],
+        ["--cache-config={}"],
+    ],
+)
+def test_broken_plugin_is_fatal_for_a_server_that_asked_for_it(monkeypatch, broken_hooks, flags):
+    monkeypatch.setattr(sys, "argv", ["launch_server", "--model-path", "m", *flags])
+    with pytest.raises(SystemExit) as raised:
+        plugin.register()
+    assert str(raised.value).startswith("sglang-hybrid: error: the plugin could not be loaded")
+    assert "RuntimeError: first line" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_broken_plugin_does_not_disturb_a_stock_server(monkeypatch, broken_hooks, caplog):
+    monkeypatch.setattr(sys, "argv", ["launch_server", "--model-path", "m"])
+    plugin.register()
+    assert "--cache hybrid-marconi is not available" in caplog.text
+
+
+def test_plugin_module_imports_the_standard_library_only():
+    """SGLang would log a failing import and go on without the plugin."""
+    imported = set()
+    for node in ast.parse(Path(plugin.__file__).read_text()).body:
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add((node.module or "").split(".")[0])
+    assert imported <= sys.stdlib_module_names
+
+
+def test_scheduler_refuses_a_record_that_no_launcher_checked():
+    ctx = SimpleNamespace(server_args=SimpleNamespace())
+    with pytest.raises(RuntimeError, match="launcher did not check"):
+        serving.build_cache(ctx)
+
+
+def test_scheduler_refuses_to_run_without_a_hook(monkeypatch):
+    ctx = SimpleNamespace(server_args=SimpleNamespace())
+    record.update_notes(ctx.server_args, validated=True)
+    monkeypatch.setattr(hooks, "register", lambda _hooks: None)
+    monkeypatch.setattr(HookRegistry, "apply_hooks", lambda: None)
+    monkeypatch.setattr(HookRegistry, "_patched", set())
+    with pytest.raises(RuntimeError, match="is not in place"):
+        serving.build_cache(ctx)
+
+
+def test_state_of_the_cache_is_reported():
+    reply = SimpleNamespace(internal_state={"a": 1})
+    cache = SimpleNamespace(status=lambda: {"counters": {"requests": 2}})
+    serving.internal_state(reply, SimpleNamespace(tree_cache=cache), None)
+    assert reply.internal_state == {"a": 1, "hybrid_marconi": {"counters": {"requests": 2}}}
+
+
+def test_state_that_cannot_be_reported_does_not_end_the_scheduler():
+    reply = SimpleNamespace(internal_state={})
+
+    def status():
+        raise KeyError("broken")
+
+    serving.internal_state(reply, SimpleNamespace(tree_cache=SimpleNamespace(status=status)), None)
+    assert "KeyError" in reply.internal_state["hybrid_marconi"]["error"]
