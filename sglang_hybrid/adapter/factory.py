@@ -1,0 +1,37 @@
+"""Builds the cache for SGLang's registry of radix-cache backends."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
+
+from sglang_hybrid.adapter.cache import HybridMarconiCache
+from sglang_hybrid.adapter.model_costs import model_costs
+from sglang_hybrid.config import CacheConfig
+
+logger = logging.getLogger(__name__)
+
+
+def create_cache(ctx: TreeCacheBuildContext, config: CacheConfig) -> HybridMarconiCache:
+    """The cache of one scheduler process."""
+    params = ctx.params
+    model = ctx.tp_worker.model_runner.model
+    costs = model_costs(
+        ctx.model_config.hf_text_config,
+        params.token_to_kv_pool_allocator.get_kvcache(),
+        params.req_to_token_pool.mamba_pool,
+        sum(p.numel() for p in model.parameters()),
+        ctx.tp_size,
+    )
+    logger.info(
+        "hybrid-marconi: policy %s, alpha %g; a checkpoint takes %d bytes, "
+        "as much as the KV of %.0f tokens.",
+        config.policy,
+        config.effective_alpha,
+        costs.state_bytes,
+        costs.state_bytes / max(costs.kv_bytes_per_token, 1),
+    )
+    build = functools.partial(HybridMarconiCache, config=config, costs=costs)
+    return create_unified_radix_cache(ctx, cache_class=build)

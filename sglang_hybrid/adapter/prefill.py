@@ -1,0 +1,96 @@
+"""Admission to prefill: cuts at branch points, and state slots counted beforehand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
+
+
+class HybridPrefillAdder(PrefillAdder):
+    """SGLang's prefill admission for a `HybridMarconiCache`.
+
+    Under ``no_buffer`` a state exists only where a prefill ends, so a prefill that
+    passes a branch point is cut there and goes on as a chunked request. A pass of
+    the scheduler can leave only one request unfinished: another that needs a cut
+    (or does not fit whole) waits for the next pass. Under ``extra_buffer`` the
+    forward keeps the state by itself; here its grid is laid through the branch.
+    """
+
+    @property
+    def _cuts(self) -> bool:
+        return not self.tree_cache.enable_mamba_extra_buffer
+
+    def _select_prefill_admission(
+        self, req, *, truncation_align_size, has_chunked_req=False, **kwargs
+    ):
+        counters = self.tree_cache.counters
+        if not self._has_state_slots(req):
+            counters.slot_waits += 1
+            return AddReqResult.NO_TOKEN
+        if not self._cuts and truncation_align_size is None:
+            # A chunk that ends off the grid would put later branch points off it too.
+            grid = self.tree_cache.checkpoint_grid
+            if self.rem_chunk_tokens is not None and self.rem_chunk_tokens >= grid:
+                truncation_align_size = grid
+        admission = super()._select_prefill_admission(
+            req,
+            truncation_align_size=truncation_align_size,
+            has_chunked_req=has_chunked_req,
+            **kwargs,
+        )
+        if isinstance(admission, AddReqResult):
+            return admission
+        branch = req.mamba_branching_seqlen if self._cuts else None
+        cut = (
+            branch is not None
+            and admission.prefix_len < branch < admission.prefix_len + admission.extend_len
+        )
+        if (cut or admission.is_chunked) and (has_chunked_req or self.new_chunked_req is not None):
+            counters.branch_waits += 1
+            return AddReqResult.OTHER
+        if cut:
+            counters.branch_cuts += 1
+            admission = dataclasses.replace(
+                admission,
+                extend_len=branch - admission.prefix_len,
+                max_new_tokens=0,
+                is_chunked=True,
+            )
+        return admission
+
+    def _commit_prefill_admission(self, req, admission, mamba_gap_reserve):
+        super()._commit_prefill_admission(req, admission, mamba_gap_reserve)
+        self.tree_cache.plan_chunk(req)
+        self.tree_cache.on_admitted(req)
+
+    def add_chunked_req(self, req):
+        branch = self.tree_cache.plan_chunk(req)
+        if self._cuts:
+            if branch is not None:
+                limit = branch - req.prefix_len
+                if self.chunked_req_limit is None or limit < self.chunked_req_limit:
+                    self.chunked_req_limit = limit
+        else:
+            self.mamba_chunk_grid = self.tree_cache.checkpoint_grid
+        rest = super().add_chunked_req(req)
+        if self._cuts and branch == req.extend_end:
+            self.tree_cache.counters.branch_cuts += 1
+        return rest
+
+    def _has_state_slots(self, req) -> bool:
+        """Whether the slots of this pass's new requests, ``req`` included, can be had."""
+        pool = self.tree_cache.req_to_token_pool
+        needed = 0
+        for each in (*self.can_run_list, req):
+            needed += not each.kv.holds_mamba
+            if not self._cuts and each.kv.mamba_ping_pong_track_buffer is None:
+                needed += pool.mamba_initial_tracking_slots
+        return needed <= self.tree_cache.free_state_slots()
+
+
+def adder_class(original: type[PrefillAdder]) -> type[PrefillAdder]:
+    """The class to build instead of ``original``, SGLang's or another plugin's."""
+    if original is PrefillAdder:
+        return HybridPrefillAdder
+    return type("HybridPrefillAdder", (HybridPrefillAdder, original), {})
