@@ -1,5 +1,6 @@
 """The entry point: what happens when something of ours is broken."""
 
+import argparse
 import ast
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from sglang.srt.plugins.hook_registry import HookRegistry
 
-from sglang_hybrid.adapter import hooks, plugin, record, serving
+from sglang_hybrid.adapter import flags, hooks, plugin, record, serving
 
 
 @pytest.fixture
@@ -86,3 +87,14 @@ def test_state_that_cannot_be_reported_does_not_end_the_scheduler():
 
     serving.internal_state(reply, SimpleNamespace(tree_cache=SimpleNamespace(status=status)), None)
     assert "KeyError" in reply.internal_state["hybrid_marconi"]["error"]
+
+
+def test_help_explains_the_flags():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--radix-cache-backend")
+    flags.add_flags(None, parser)
+    text = " ".join(parser.format_help().split())
+    assert "--cache NAME" in text
+    assert "--cache-config JSON" in text
+    assert "min_gain_tokens (default 128)" in text
+    assert parser.parse_args(["--cache", "x"]).radix_cache_backend == "x"
