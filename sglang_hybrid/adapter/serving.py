@@ -35,8 +35,8 @@ def build_cache(ctx: Any) -> Any:
 
     if not record.notes_of(ctx.server_args).validated:
         raise RuntimeError(
-            "the launcher did not check the configuration of the cache, because the plugin "
-            "was not loaded there; run `hybrid-marconi doctor`"
+            "the launcher did not check the configuration of the cache, because the plugin of "
+            "sglang-hybrid was not active there; run `hybrid-marconi doctor`"
         )
     hooks.register(hooks.SCHEDULER)
     HookRegistry.apply_hooks()

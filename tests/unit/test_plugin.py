@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from sglang.srt.plugins.hook_registry import HookRegistry
 
-from sglang_hybrid.adapter import flags, hooks, plugin, record, serving
+from sglang_hybrid.adapter import flags, hooks, names, plugin, record, serving
 
 
 @pytest.fixture
@@ -43,6 +43,23 @@ def test_broken_plugin_does_not_disturb_a_stock_server(monkeypatch, broken_hooks
     monkeypatch.setattr(sys, "argv", ["launch_server", "--model-path", "m"])
     plugin.register()
     assert "--cache hybrid-marconi is not available" in caplog.text
+
+
+def test_unsupported_sglang_is_left_alone(monkeypatch, caplog):
+    monkeypatch.setattr(sys, "argv", ["launch_server", "--model-path", "hybrid-marconi"])
+    monkeypatch.setattr(names, "installed_version", lambda: "0.5.99")
+    monkeypatch.setattr(hooks, "register", lambda _hooks: pytest.fail("touched"))
+    plugin.register()
+    assert "sglang 0.5.99 is not supported" in caplog.text
+
+
+def test_unsupported_sglang_is_tried_when_allowed(monkeypatch):
+    registered = []
+    monkeypatch.setattr(names, "installed_version", lambda: "0.5.99")
+    monkeypatch.setenv(names.ALLOW_UNSUPPORTED_ENV, "1")
+    monkeypatch.setattr(hooks, "register", registered.extend)
+    plugin.register()
+    assert registered == list(hooks.LAUNCH)
 
 
 def test_plugin_module_imports_the_standard_library_only():
