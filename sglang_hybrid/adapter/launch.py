@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -25,20 +26,19 @@ def resolve_once(original: Callable[[Any], None], server_args: Any) -> None:
         original(server_args)
     except (AssertionError, ValueError) as error:
         logger.debug("SGLang refused the arguments", exc_info=True)
-        _refuse(server_args, _refusal_of_sglang(server_args, error))
-        raise
+        record.fail(server_args, _refusal_of_sglang(server_args, error))
 
 
-def _refusal_of_sglang(server_args: Any, error: Exception) -> str | None:
-    """SGLang's refusal, an assertion with a traceback, as one line; None if it gives no reason."""
+def _refusal_of_sglang(server_args: Any, error: Exception) -> str:
+    """SGLang's refusal, an assertion or error with a traceback, as one line."""
     from sglang.srt.arg_groups.overrides import resolving_view
 
-    reason = " ".join(str(error).split())
+    # Some assertions have no text; their condition says what SGLang wants.
+    failed = traceback.extract_tb(error.__traceback__)[-1].line
+    reason = " ".join((str(error) or failed or type(error).__name__).split()).rstrip(".")
     if problem := validation.explanation(resolving_view(server_args)):
-        return f"{problem} (SGLang: {reason})" if reason else problem
-    if not reason:
-        return None
-    return f"SGLang refuses the arguments: {reason} Allowed: what SGLang serves; correct them"
+        return f"{problem} (SGLang: {reason})"
+    return f"SGLang refuses the arguments ({reason}); allowed: what SGLang serves; correct them"
 
 
 def check_server_args(_result: None, server_args: Any) -> None:
