@@ -24,8 +24,9 @@ def _wants_silu(activation: bool | str | None) -> bool:
 def _convolve(window: Tensor, weight: Tensor, bias: Tensor | None, act: bool) -> Tensor:
     """Convolve along the second-last axis.
 
-    The taps are added in a fixed order and in float32, so that the value at a token does not
-    depend on how its sequence was cut into calls.
+    The taps are added in a fixed order in float32, so that the value at a token does not depend
+    on how its sequence was cut into calls. (No fused multiply-add: torch fuses in some layouts and
+    not in others.)
 
     Args:
         window: (..., width - 1 + tokens, dim).
@@ -43,7 +44,7 @@ def _convolve(window: Tensor, weight: Tensor, bias: Tensor | None, act: bool) ->
     if bias is not None:
         out += bias.float()
     for k in range(1, width):
-        out.addcmul_(values[..., k : k + tokens, :], taps[k])
+        out += values[..., k : k + tokens, :] * taps[k]
     return silu(out, inplace=True) if act else out
 
 

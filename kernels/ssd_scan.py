@@ -15,7 +15,12 @@ from torch.nn.functional import silu, softplus
 
 # Segments per block of the quadratic part: bounds its memory, which is
 # segments * heads * chunk^2 elements.
-_BLOCK_ELEMENTS = 1 << 24
+_BLOCK_ELEMENTS = 1 << 23
+
+# Double precision makes the outputs, once rounded, almost independent of where a sequence was
+# cut into calls. In float32 a prefix hit and a cold run would differ in many last bits, which
+# later layers turn into visible differences of logprobs.
+_COMPUTE = torch.float64
 
 
 @dataclass(frozen=True)
@@ -105,21 +110,28 @@ def mamba_chunk_scan_combined(
     tracked_seqs = [] if track_seq_idx is None else track_seq_idx.tolist()
     cut = _cut(bounds, chunk_size, tracked)
 
-    step = dt[0].float()
+    step = dt[0].to(_COMPUTE)
     if dt_bias is not None:
-        step = step + dt_bias.float()
+        step = step + dt_bias.to(_COMPUTE)
     if dt_softplus:
         step = softplus(step)
     step = step.clamp(*dt_limit)
 
+    inputs = x[0].to(_COMPUTE)
     y, before, after = _scan_segments(
-        x[0].float(), step, A.float(), B[0].float(), C[0].float(), cut, initial_states
+        inputs,
+        step,
+        A.to(_COMPUTE),
+        B[0].to(_COMPUTE),
+        C[0].to(_COMPUTE),
+        cut,
+        initial_states,
     )
     if D is not None:
-        skip = D.float()
-        y += x[0].float() * (skip[:, None] if skip.dim() == 1 else skip)
+        skip = D.to(_COMPUTE)
+        y += inputs * (skip[:, None] if skip.dim() == 1 else skip)
     if z is not None:
-        y *= silu(z[0].float())
+        y *= silu(z[0].to(_COMPUTE))
     if out is not None:
         out[0] = y
 
@@ -166,7 +178,7 @@ def _states_at(
         elif initial_states is not None:
             rows.append(initial_states[seq].to(after.dtype))
         else:
-            rows.append(torch.zeros_like(after[0]))
+            rows.append(after.new_zeros(after.shape[1:]))
     return torch.stack(rows) if rows else after[:0]
 
 
