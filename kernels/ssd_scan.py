@@ -6,6 +6,7 @@ are carried on, one small multiply-add per segment. There is no loop over tokens
 """
 
 import bisect
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,19 +32,22 @@ class _Segments:
     lens: list[int]
     first_of_seq: list[int]  # index of the first segment of each sequence, plus the total
     starts_seq: list[int]  # for each segment: its sequence if it is the first one of it, else -1
+    ends_chunk: list[bool]  # for each segment: whether it ends on its sequence's own chunk grid
 
 
 def _cut(bounds: Sequence[int], chunk_size: int, extra_cuts: Sequence[int]) -> _Segments:
     total = bounds[-1]
-    cuts = sorted({*bounds, *range(0, total, chunk_size), *extra_cuts})
+    own_grid = {p for a, b in itertools.pairwise(bounds) for p in range(a, b, chunk_size)}
+    cuts = sorted({*bounds, *own_grid, *range(0, total, chunk_size), *extra_cuts})
     starts = cuts[:-1]
-    lens = [b - a for a, b in zip(cuts, cuts[1:], strict=False)]
+    lens = [b - a for a, b in itertools.pairwise(cuts)]
     first_of_seq = [bisect.bisect_left(starts, b) for b in bounds[:-1]] + [len(starts)]
     starts_seq = [-1] * len(starts)
-    for seq, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for seq, (a, b) in enumerate(itertools.pairwise(bounds)):
         if b > a:
             starts_seq[first_of_seq[seq]] = seq
-    return _Segments(starts, lens, first_of_seq, starts_seq)
+    ends_chunk = [end in own_grid for end in cuts[1:]]
+    return _Segments(starts, lens, first_of_seq, starts_seq, ends_chunk)
 
 
 def mamba_chunk_scan_combined(
@@ -244,7 +248,12 @@ def _scan_segments(
 def _carry(
     own: Tensor, total_decay: Tensor, cut: _Segments, initial_states: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Pass states from segment to segment; a sequence's first one takes its initial state."""
+    """Pass states from segment to segment; a sequence's first one takes its initial state.
+
+    On its sequence's chunk grid a state is rounded to float32, as it would be if the call ended
+    there and the pool kept it: resuming from a checkpoint on the grid then repeats the uncut
+    scan exactly.
+    """
     before = torch.empty_like(own)
     after = torch.empty_like(own)
     decay = total_decay[..., None, None]
@@ -256,4 +265,6 @@ def _carry(
         else:
             before[i] = initial_states[seq]
         torch.addcmul(own[i], before[i], decay[i], out=after[i])
+        if cut.ends_chunk[i]:
+            after[i] = after[i].float()
     return before, after
