@@ -24,8 +24,8 @@ def _wants_silu(activation: bool | str | None) -> bool:
 def _convolve(window: Tensor, weight: Tensor, bias: Tensor | None, act: bool) -> Tensor:
     """Convolve along the second-last axis.
 
-    The taps are added in a fixed order and in float32, so that the value at a token does not
-    depend on how its sequence was cut into calls.
+    In double precision, so that the rounded value at a token does not depend on how its sequence
+    was cut into calls: torch's vector and scalar loops differ in the last bit.
 
     Args:
         window: (..., width - 1 + tokens, dim).
@@ -33,17 +33,17 @@ def _convolve(window: Tensor, weight: Tensor, bias: Tensor | None, act: bool) ->
         bias: (dim,) or None.
 
     Returns:
-        (..., tokens, dim), float32.
+        (..., tokens, dim), float64.
     """
     width = weight.shape[1]
     tokens = window.shape[-2] - width + 1
-    taps = weight.float().t().contiguous()
-    values = window.float()
+    taps = weight.double().t().contiguous()
+    values = window.double()
     out = values[..., :tokens, :] * taps[0]
     if bias is not None:
-        out += bias.float()
+        out += bias.double()
     for k in range(1, width):
-        out.addcmul_(values[..., k : k + tokens, :], taps[k])
+        out += values[..., k : k + tokens, :] * taps[k]
     return silu(out, inplace=True) if act else out
 
 

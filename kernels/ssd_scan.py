@@ -6,6 +6,7 @@ are carried on, one small multiply-add per segment. There is no loop over tokens
 """
 
 import bisect
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,12 @@ from torch.nn.functional import silu, softplus
 
 # Segments per block of the quadratic part: bounds its memory, which is
 # segments * heads * chunk^2 elements.
-_BLOCK_ELEMENTS = 1 << 24
+_BLOCK_ELEMENTS = 1 << 23
+
+# Double precision makes the outputs, once rounded, almost independent of where a sequence was
+# cut into calls. In float32 a prefix hit and a cold run would differ in many last bits, which
+# later layers turn into visible differences of logprobs.
+_COMPUTE = torch.float64
 
 
 @dataclass(frozen=True)
@@ -26,19 +32,22 @@ class _Segments:
     lens: list[int]
     first_of_seq: list[int]  # index of the first segment of each sequence, plus the total
     starts_seq: list[int]  # for each segment: its sequence if it is the first one of it, else -1
+    ends_chunk: list[bool]  # for each segment: whether it ends on its sequence's own chunk grid
 
 
 def _cut(bounds: Sequence[int], chunk_size: int, extra_cuts: Sequence[int]) -> _Segments:
     total = bounds[-1]
-    cuts = sorted({*bounds, *range(0, total, chunk_size), *extra_cuts})
+    own_grid = {p for a, b in itertools.pairwise(bounds) for p in range(a, b, chunk_size)}
+    cuts = sorted({*bounds, *own_grid, *range(0, total, chunk_size), *extra_cuts})
     starts = cuts[:-1]
-    lens = [b - a for a, b in zip(cuts, cuts[1:], strict=False)]
+    lens = [b - a for a, b in itertools.pairwise(cuts)]
     first_of_seq = [bisect.bisect_left(starts, b) for b in bounds[:-1]] + [len(starts)]
     starts_seq = [-1] * len(starts)
-    for seq, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for seq, (a, b) in enumerate(itertools.pairwise(bounds)):
         if b > a:
             starts_seq[first_of_seq[seq]] = seq
-    return _Segments(starts, lens, first_of_seq, starts_seq)
+    ends_chunk = [end in own_grid for end in cuts[1:]]
+    return _Segments(starts, lens, first_of_seq, starts_seq, ends_chunk)
 
 
 def mamba_chunk_scan_combined(
@@ -105,21 +114,28 @@ def mamba_chunk_scan_combined(
     tracked_seqs = [] if track_seq_idx is None else track_seq_idx.tolist()
     cut = _cut(bounds, chunk_size, tracked)
 
-    step = dt[0].float()
+    step = dt[0].to(_COMPUTE)
     if dt_bias is not None:
-        step = step + dt_bias.float()
+        step = step + dt_bias.to(_COMPUTE)
     if dt_softplus:
         step = softplus(step)
     step = step.clamp(*dt_limit)
 
+    inputs = x[0].to(_COMPUTE)
     y, before, after = _scan_segments(
-        x[0].float(), step, A.float(), B[0].float(), C[0].float(), cut, initial_states
+        inputs,
+        step,
+        A.to(_COMPUTE),
+        B[0].to(_COMPUTE),
+        C[0].to(_COMPUTE),
+        cut,
+        initial_states,
     )
     if D is not None:
-        skip = D.float()
-        y += x[0].float() * (skip[:, None] if skip.dim() == 1 else skip)
+        skip = D.to(_COMPUTE)
+        y += inputs * (skip[:, None] if skip.dim() == 1 else skip)
     if z is not None:
-        y *= silu(z[0].float())
+        y *= silu(z[0].to(_COMPUTE))
     if out is not None:
         out[0] = y
 
@@ -166,7 +182,7 @@ def _states_at(
         elif initial_states is not None:
             rows.append(initial_states[seq].to(after.dtype))
         else:
-            rows.append(torch.zeros_like(after[0]))
+            rows.append(after.new_zeros(after.shape[1:]))
     return torch.stack(rows) if rows else after[:0]
 
 
@@ -232,7 +248,12 @@ def _scan_segments(
 def _carry(
     own: Tensor, total_decay: Tensor, cut: _Segments, initial_states: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Pass states from segment to segment; a sequence's first one takes its initial state."""
+    """Pass states from segment to segment; a sequence's first one takes its initial state.
+
+    On its sequence's chunk grid a state is rounded to float32, as it would be if the call ended
+    there and the pool kept it: resuming from a checkpoint on the grid then repeats the uncut
+    scan exactly.
+    """
     before = torch.empty_like(own)
     after = torch.empty_like(own)
     decay = total_decay[..., None, None]
@@ -244,4 +265,6 @@ def _carry(
         else:
             before[i] = initial_states[seq]
         torch.addcmul(own[i], before[i], decay[i], out=after[i])
+        if cut.ends_chunk[i]:
+            after[i] = after[i].float()
     return before, after

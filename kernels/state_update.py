@@ -6,6 +6,9 @@ from torch.nn.functional import silu, softplus
 
 PAD_SLOT_ID = -1
 
+# As in the scan: a decoded and a prefilled token should round to the same value.
+_COMPUTE = torch.float64
+
 
 def _heads(t: Tensor, dims: int, axis: int) -> Tensor:
     """Insert the axes that a caller without heads (or without tokens) leaves out."""
@@ -59,32 +62,32 @@ def selective_state_update(
     state = _heads(state, 4, 1)
     x, dt, B, C, out = (_heads(_heads(t, 3, 1), 4, 1) for t in (x, dt, B, C, out))
     z = None if z is None else _heads(_heads(z, 3, 1), 4, 1)
-    A = _heads(A, 3, 0).float()
-    D = None if D is None else _heads(D, 2, 0).float()
-    dt_bias = None if dt_bias is None else _heads(dt_bias, 2, 0).float()
+    A = _heads(A, 3, 0).to(_COMPUTE)
+    D = None if D is None else _heads(D, 2, 0).to(_COMPUTE)
+    dt_bias = None if dt_bias is None else _heads(dt_bias, 2, 0).to(_COMPUTE)
     batch, tokens, heads, _ = x.shape
     per_group = heads // B.shape[2]
 
     slots = torch.arange(batch) if state_batch_indices is None else state_batch_indices.long()
     real = slots != pad_slot_id
     all_real = bool(real.all())
-    h = state[slots if all_real else slots.clamp(min=0)].float()
+    h = state[slots if all_real else slots.clamp(min=0)].to(_COMPUTE)
     for t in range(tokens):
-        step = dt[:, t].float()
+        step = dt[:, t].to(_COMPUTE)
         if dt_bias is not None:
             step = step + dt_bias
         if dt_softplus:
             step = softplus(step)
-        x_t = x[:, t].float()
-        b_t = B[:, t].float().repeat_interleave(per_group, dim=1)
-        c_t = C[:, t].float().repeat_interleave(per_group, dim=1)
+        x_t = x[:, t].to(_COMPUTE)
+        b_t = B[:, t].to(_COMPUTE).repeat_interleave(per_group, dim=1)
+        c_t = C[:, t].to(_COMPUTE).repeat_interleave(per_group, dim=1)
         h = h * torch.exp(step[..., None] * A)
         h.addcmul_((step * x_t)[..., None], b_t[:, :, None])
         y = torch.matmul(h, c_t[..., None]).squeeze(-1)
         if D is not None:
             y = y + D * x_t
         if z is not None:
-            y = y * silu(z[:, t].float())
+            y = y * silu(z[:, t].to(_COMPUTE))
         out[:, t] = y if all_real else torch.where(real[:, None, None], y, 0.0)
     if not disable_state_update:
         state[slots[real]] = h[real].to(state.dtype)

@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,19 @@ HEADS, KV_HEADS = 4, 2
 MAMBA_HEADS, MAMBA_HEAD_DIM, D_STATE, D_CONV, GROUPS = 16, 16, 32, 4, 1
 MAMBA_CHUNK = 64
 MLP = 128
+LN2 = math.log(2)
+# log2 of the tokens after which each Mamba head has forgotten by a factor e.
+HORIZONS_LOG2 = tuple(5 + 5 * head / (MAMBA_HEADS - 1) for head in range(MAMBA_HEADS))
+EMBEDDING_STD = 0.5  # low: what is said next depends on the states, not on the last byte
+
+# One channel of the residual stream has the same value at every token. Through it the output head
+# has a bias per token.
+CONSTANT = 0
+CONSTANT_VALUE = 8.0
+LOGIT_STD = 8.0
+SAMPLED_BIAS = -19.0  # brings the largest logit near zero, where bfloat16 is finest
+TURN_END_BIAS = -27.0
+NEVER_BIAS = -83.0
 
 # The text that it samples: printable ASCII without '<', so that no sampled text can spell a
 # special token.
@@ -71,7 +85,7 @@ def config() -> dict:
     }
 
 
-class _Draws:
+class Draws:
     """Random matrices from integer arithmetic alone.
 
     Library normals go through log and exp, whose last bit differs between platforms; a sum of
@@ -88,68 +102,95 @@ class _Draws:
         return centred * (std / (1 << 16))
 
 
-def _tensor(values: np.ndarray) -> torch.Tensor:
+def to_bfloat16(values: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).to(torch.bfloat16)
 
 
-def weights(seed: int = 0) -> dict[str, torch.Tensor]:
-    """All tensors of the checkpoint, bfloat16, by their name in it."""
-    draws = _Draws(seed)
-    tensors: dict[str, np.ndarray] = {}
-    residual = np.ones((HIDDEN, 1))
-    residual[0] = 0  # no layer writes the constant channel
-
-    embed = draws.normal(VOCAB_SIZE, HIDDEN, std=1.0)
-    embed[:, 0] = 8.0
-    tensors["model.embed_tokens.weight"] = embed
-    for i, kind in enumerate(LAYER_TYPES):
-        name = f"model.layers.{i}."
-        hide_constant = np.ones(HIDDEN)
-        hide_constant[0] = 0
-        tensors[name + "input_layernorm.weight"] = hide_constant
-        tensors[name + "post_attention_layernorm.weight"] = hide_constant
-        if kind == "mamba":
-            _mamba(draws, tensors, name + "mamba.", residual)
-        else:
-            _attention(draws, tensors, name + "self_attn.", residual)
-        std = HIDDEN**-0.5
-        tensors[name + "shared_mlp.input_linear.weight"] = draws.normal(2 * MLP, HIDDEN, std=std)
-        tensors[name + "shared_mlp.output_linear.weight"] = (
-            draws.normal(HIDDEN, MLP, std=2 * MLP**-0.5) * residual
-        )
-    tensors["model.norm.weight"] = np.ones(HIDDEN)
-    head = draws.normal(VOCAB_SIZE, HIDDEN, std=8 * HIDDEN**-0.5)
-    head[:, 0] = -64.0
-    head[list(SAMPLED_BYTES), 0] = 0.0
-    head[TURN_END_ID, 0] = -8.0
-    tensors["lm_head.weight"] = head
-    return {name: _tensor(values) for name, values in tensors.items()}
+def norm_without_constant() -> np.ndarray:
+    """Norm weight of a layer's input: hides the constant channel from the layer."""
+    weight = np.ones(HIDDEN)
+    weight[CONSTANT] = 0
+    return weight
 
 
-def _mamba(draws: _Draws, tensors: dict, name: str, residual: np.ndarray) -> None:
+def residual_output(draws: Draws, inputs: int, std: float) -> np.ndarray:
+    """A projection back into the residual stream, (HIDDEN, inputs): it leaves the constant channel
+    alone."""
+    weight = draws.normal(HIDDEN, inputs, std=std)
+    weight[CONSTANT] = 0
+    return weight
+
+
+def add_embeddings(draws: Draws, tensors: dict, embedding: str, head: str) -> None:
+    """Embedding and output head; the head keeps sampling within `SAMPLED_BYTES`."""
+    embed = draws.normal(VOCAB_SIZE, HIDDEN, std=EMBEDDING_STD)
+    embed[:, CONSTANT] = CONSTANT_VALUE
+    tensors[embedding] = embed
+    logits = draws.normal(VOCAB_SIZE, HIDDEN, std=LOGIT_STD * HIDDEN**-0.5)
+    logits[:, CONSTANT] = NEVER_BIAS
+    logits[list(SAMPLED_BYTES), CONSTANT] = SAMPLED_BIAS
+    logits[TURN_END_ID, CONSTANT] = TURN_END_BIAS
+    tensors[head] = logits
+
+
+def add_mamba(draws: Draws, tensors: dict, name: str) -> None:
+    """A Mamba-2 mixer whose heads remember for 2^5 to 2^10 tokens.
+
+    Two things let a single token matter long after it was read. The convolution's output is small,
+    where SiLU is almost linear, so that what enters the state has no mean that would pile up and
+    drown the rest. And step size and decay are set together, so that heads of long and of short
+    memory are equally loud. There is no skip connection (D = 0): the output is the state's.
+    """
     inner = MAMBA_HEADS * MAMBA_HEAD_DIM
     conv_dim = inner + 2 * GROUPS * D_STATE
-    tensors[name + "in_proj.weight"] = draws.normal(
-        inner + conv_dim + MAMBA_HEADS, HIDDEN, std=HIDDEN**-0.5
-    )
-    tensors[name + "conv1d.weight"] = draws.normal(conv_dim, 1, D_CONV, std=0.7)
+    in_proj = draws.normal(inner + conv_dim + MAMBA_HEADS, HIDDEN, std=HIDDEN**-0.5)
+    tensors[name + "in_proj.weight"] = in_proj
+    tensors[name + "conv1d.weight"] = draws.normal(conv_dim, 1, D_CONV, std=0.15)
     tensors[name + "conv1d.bias"] = np.zeros(conv_dim)
-    # Memories of 4 to 2048 tokens: head h forgets by a factor e in about 1 / (A dt) tokens.
-    horizons = 2.0 ** np.linspace(2, 11, MAMBA_HEADS)
-    tensors[name + "A_log"] = np.log(1.0 / horizons)
-    tensors[name + "dt_bias"] = np.full(MAMBA_HEADS, 0.54)  # softplus: 1
-    tensors[name + "D"] = np.full(MAMBA_HEADS, 0.25)
+    tensors[name + "A_log"] = np.array([-0.5 * h * LN2 for h in HORIZONS_LOG2])
+    tensors[name + "dt_bias"] = np.array([_inverse_softplus(2 ** (-h / 2)) for h in HORIZONS_LOG2])
+    tensors[name + "D"] = np.zeros(MAMBA_HEADS)
     tensors[name + "norm.weight"] = np.ones(inner)
-    tensors[name + "out_proj.weight"] = draws.normal(HIDDEN, inner, std=2 * inner**-0.5) * residual
+    tensors[name + "out_proj.weight"] = residual_output(draws, inner, std=4 * inner**-0.5)
 
 
-def _attention(draws: _Draws, tensors: dict, name: str, residual: np.ndarray) -> None:
+def _inverse_softplus(y: float) -> float:
+    # math's exp and log may differ by one last bit between platforms: far below the rounding to
+    # bfloat16 that follows, unless a value sat on a rounding boundary, and none does.
+    return math.log(math.expm1(y))
+
+
+def add_attention(draws: Draws, tensors: dict, name: str) -> None:
+    """An attention mixer, quieter than the Mamba ones."""
     head_dim = HIDDEN // HEADS
     std = HIDDEN**-0.5
     tensors[name + "q_proj.weight"] = draws.normal(HEADS * head_dim, HIDDEN, std=std)
     tensors[name + "k_proj.weight"] = draws.normal(KV_HEADS * head_dim, HIDDEN, std=std)
     tensors[name + "v_proj.weight"] = draws.normal(KV_HEADS * head_dim, HIDDEN, std=std)
-    tensors[name + "o_proj.weight"] = draws.normal(HIDDEN, HEADS * head_dim, std=std) * residual
+    tensors[name + "o_proj.weight"] = residual_output(draws, HEADS * head_dim, std=std)
+
+
+def weights(seed: int = 0) -> dict[str, torch.Tensor]:
+    """All tensors of the checkpoint, bfloat16, by their name in it."""
+    draws = Draws(seed)
+    tensors: dict[str, np.ndarray] = {}
+    add_embeddings(draws, tensors, "model.embed_tokens.weight", "lm_head.weight")
+    for i, kind in enumerate(LAYER_TYPES):
+        name = f"model.layers.{i}."
+        tensors[name + "input_layernorm.weight"] = norm_without_constant()
+        tensors[name + "post_attention_layernorm.weight"] = norm_without_constant()
+        if kind == "mamba":
+            add_mamba(draws, tensors, name + "mamba.")
+        else:
+            add_attention(draws, tensors, name + "self_attn.")
+        tensors[name + "shared_mlp.input_linear.weight"] = draws.normal(
+            2 * MLP, HIDDEN, std=HIDDEN**-0.5
+        )
+        tensors[name + "shared_mlp.output_linear.weight"] = residual_output(
+            draws, MLP, std=MLP**-0.5
+        )
+    tensors["model.norm.weight"] = np.ones(HIDDEN)
+    return {name: to_bfloat16(values) for name, values in tensors.items()}
 
 
 def make_small_model(path: str | Path, seed: int = 0) -> Path:

@@ -1,0 +1,105 @@
+"""Start a real server on the CPU platform and stop it again."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import requests
+
+_POLL_S = 0.5
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@dataclass
+class CpuServer:
+    """A running server.
+
+    Attributes:
+        url: without a trailing slash.
+        log: file with everything that its processes print.
+    """
+
+    url: str
+    log: Path
+
+    def generate(self, input_ids: list[int], max_new_tokens: int, **options) -> dict:
+        """One greedy ``/generate`` request; returns the response."""
+        body = {
+            "input_ids": input_ids,
+            "sampling_params": {
+                "max_new_tokens": max_new_tokens,
+                "temperature": 0,
+                "ignore_eos": True,
+            },
+            **options,
+        }
+        response = requests.post(f"{self.url}/generate", json=body, timeout=120)
+        response.raise_for_status()
+        return response.json()
+
+    def flush(self) -> None:
+        requests.post(f"{self.url}/flush_cache", timeout=60).raise_for_status()
+
+
+@contextlib.contextmanager
+def launch(
+    model: Path, port: int | None = None, *extra_args: str, log: Path, timeout_s: float = 300
+) -> Iterator[CpuServer]:
+    """Run ``python -m sglang.launch_server`` until the block ends.
+
+    Args:
+        model: folder of the checkpoint.
+        port: by default a free one.
+        extra_args: further flags of the command line.
+        log: file to write the output to.
+        timeout_s: limit for becoming healthy.
+
+    Raises:
+        RuntimeError: if it exits or does not become healthy in time; with the end of its log.
+    """
+    port = free_port() if port is None else port
+    command = [
+        *(sys.executable, "-m", "sglang.launch_server"),
+        *("--model-path", str(model), "--port", str(port)),
+        *extra_args,
+    ]
+    url = f"http://127.0.0.1:{port}"
+    with log.open("w") as sink:
+        process = subprocess.Popen(
+            command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            _wait_until_healthy(process, url, log, timeout_s)
+            yield CpuServer(url, log)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _wait_until_healthy(
+    process: subprocess.Popen, url: str, log: Path, timeout_s: float
+) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        with contextlib.suppress(requests.RequestException):
+            if requests.get(f"{url}/health_generate", timeout=30).ok:
+                return
+        time.sleep(_POLL_S)
+    tail = "".join(log.read_text(errors="replace").splitlines(keepends=True)[-40:])
+    state = "did not become healthy" if process.poll() is None else "exited"
+    raise RuntimeError(f"server {state}; the end of {log}:\n{tail}")
