@@ -1,0 +1,35 @@
+"""Servers are started once per configuration and shared by the tests of a session."""
+
+import pytest
+from cpu_server import launch
+from setups import SETUPS
+from workload import reference_outputs
+
+from sglang_hybrid.model.make_model import make_small_model
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "small"
+    make_small_model(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def reference(model, tmp_path_factory):
+    """Outputs of the mixed workload on a server whose cache is off."""
+    log = tmp_path_factory.mktemp("log") / "reference.log"
+    flags = ["--disable-radix-cache", "--max-total-tokens", "4096", "--max-running-requests", "4"]
+    with launch(model, None, *flags, log=log) as server:
+        return reference_outputs(server)
+
+
+@pytest.fixture(scope="session", params=SETUPS, ids=lambda setup: setup.name)
+def served(request, model, tmp_path_factory):
+    """A running server with our cache, and its setup."""
+    setup = request.param
+    log = tmp_path_factory.mktemp("log") / f"{setup.name}.log"
+    with launch(model, None, *setup.flags(), log=log) as server:
+        yield server, setup
+        text = log.read_text(errors="replace")
+        assert "Traceback" not in text, text[-4000:]

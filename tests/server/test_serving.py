@@ -1,0 +1,76 @@
+"""What a real server hits and answers, in every strategy."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from workload import NOISE, REQUESTS, counters, first_difference, prompts, run
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(32, 127) for _ in range(count)]
+
+
+def sharing(shared: int, continuation: int) -> list[int]:
+    """A prompt whose first ``shared`` tokens are those of every continuation."""
+    return [*tokens(shared, shared), 32 + continuation, *tokens(80, 1000 + continuation)]
+
+
+def hit(server, prompt, length=4) -> int:
+    return server.generate(prompt, length)["meta_info"]["cached_tokens"]
+
+
+@pytest.mark.parametrize("shared", [63, 64, 65, 128, 250, 1000])
+def test_a_shared_prefix_hits_from_its_third_occurrence(served, shared):
+    server, setup = served
+    server.flush()
+    hits = [hit(server, sharing(shared, i)) for i in range(4)]
+    third = setup.reachable(shared)
+    assert hits == [0, min(setup.second_hit(shared), third), third, third]
+
+
+def test_six_at_once_share_their_prefix_afterwards(served):
+    server, setup = served
+    server.flush()
+    before = counters(server)
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda i: hit(server, sharing(250, i)), range(6)))
+    assert hit(server, sharing(250, 6)) >= min(setup.second_hit(250), setup.reachable(250))
+    assert hit(server, sharing(250, 7)) == setup.reachable(250)
+    assert counters(server)["requests"] == before["requests"] + 8
+
+
+def test_an_identical_prompt_hits_all_but_its_last_token(served):
+    server, setup = served
+    server.flush()
+    prompt = tokens(301, 5)
+    hits = [hit(server, prompt) for _ in range(4)]
+    assert hits[0] == 0 and hits[2:] == [setup.reachable(300)] * 2
+
+
+def test_a_conversation_continues_from_its_own_output(served):
+    server, setup = served
+    server.flush()
+    prompt = tokens(200, 6)
+    answer = server.generate(prompt, 100)["output_ids"]
+    following = [*prompt, *answer, *tokens(7, 8)]
+    assert hit(server, following) == setup.reachable(len(prompt) + len(answer) - 1)
+
+
+def test_mixed_load_in_small_pools_answers_as_without_a_cache(served, reference):
+    server, _ = served
+    server.flush()
+    before = counters(server)
+    responses = run(server, prompts())
+    margins = [
+        margin
+        for response, expected in zip(responses, reference, strict=True)
+        if (margin := first_difference(response["output_ids"], expected)) is not None
+    ]
+    assert all(margin <= NOISE for margin in margins), margins
+    assert len(margins) <= REQUESTS // 100, margins
+    after = counters(server)
+    assert after["hit_tokens"] > before["hit_tokens"]
+    assert after["evicted_states"] > before["evicted_states"]
+    server.flush()  # refused while anything is held
