@@ -70,6 +70,8 @@ class HybridCpuPlatform(CpuDeviceMixin, SRTPlatform):
         if server_args.sampling_backend is None:
             server_args.sampling_backend = "pytorch"
         server_args.disable_cuda_graph = True
+        # An idle scheduler otherwise spins, and takes a core from whoever shares the machine.
+        server_args.sleep_on_idle = True
         # SGLang would otherwise turn most of the machine's memory into pools, and zero it.
         if server_args.max_total_tokens is None:
             server_args.max_total_tokens = _DEFAULT_POOL_TOKENS
