@@ -139,11 +139,13 @@ def add_mamba(draws: Draws, tensors: dict, name: str) -> None:
     Two things let a single token matter long after it was read. The convolution's output is small,
     where SiLU is almost linear, so that what enters the state has no mean that would pile up and
     drown the rest. And step size and decay are set together, so that heads of long and of short
-    memory are equally loud. There is no skip connection (D = 0): the output is the state's.
+    memory are equally loud; the step size follows the input strongly, so that a changed token also
+    changes what later ones write. There is no skip connection (D = 0): the output is the state's.
     """
     inner = MAMBA_HEADS * MAMBA_HEAD_DIM
     conv_dim = inner + 2 * GROUPS * D_STATE
     in_proj = draws.normal(inner + conv_dim + MAMBA_HEADS, HIDDEN, std=HIDDEN**-0.5)
+    in_proj[-MAMBA_HEADS:] *= 2  # the rows of dt
     tensors[name + "in_proj.weight"] = in_proj
     tensors[name + "conv1d.weight"] = draws.normal(conv_dim, 1, D_CONV, std=0.15)
     tensors[name + "conv1d.bias"] = np.zeros(conv_dim)
