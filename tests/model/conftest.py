@@ -1,6 +1,7 @@
 import pytest
 import torch
 from reference import ReferenceModel
+
 from sglang_hybrid.model.make_model import make_small_model
 
 torch.set_num_threads(1)

@@ -15,9 +15,10 @@ from sglang_hybrid.kernels.causal_conv1d import causal_conv1d_fn, causal_conv1d_
 from sglang_hybrid.kernels.extend_attention import extend_attention
 from sglang_hybrid.kernels.ssd_scan import mamba_chunk_scan_combined
 from sglang_hybrid.kernels.state_update import selective_state_update
-from sglang_hybrid.model import make_model as mm
 from torch import Tensor
 from torch.nn.functional import silu
+
+from sglang_hybrid.model import make_model as mm
 
 
 @dataclass

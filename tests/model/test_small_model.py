@@ -7,10 +7,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sglang_hybrid.model import make_model as mm
 from sglang_hybrid.model.tokenizer import TURN_END, TURN_END_ID, build_tokenizer
 
-SHA256 = "PLACEHOLDER"
+SHA256 = "d79abd6197a5905c02a3e22e24a27af0a94633b6e14b43310b326b13493bf4e2"
 
 
 @pytest.fixture(scope="module")

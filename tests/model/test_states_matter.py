@@ -59,7 +59,9 @@ def measured(reference) -> Measured:
         result.outputs.append(tokens)
 
         def resume(cache, suffix=suffix, tokens=tokens):
-            return reference.extend(suffix + tokens[:-1], cache)[len(suffix) - 1 :]
+            """Logits of `tokens`: suffix prefilled, tokens decoded, as in the cold run."""
+            steps = [suffix, *([token] for token in tokens[:-1])]
+            return torch.stack([reference.extend(step, cache)[-1] for step in steps])
 
         for cache in (right, right_by_prefill):
             again = resume(cache.clone())

@@ -4,6 +4,7 @@ import random
 
 import pytest
 from cpu_server import launch
+
 from sglang_hybrid.model.families import make_falcon_h1, make_nemotron_h
 from sglang_hybrid.model.make_model import make_small_model
 
