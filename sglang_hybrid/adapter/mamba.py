@@ -38,9 +38,19 @@ class HybridMambaComponent(MambaComponent):
         )
         hit, kv_hit = result.device_prefix_len, result.full_kv_hit_length
         branch = self.reachable_depth(hit, kv_hit)
-        if branch - hit < self.cache.config.min_gain_tokens:
+        if branch - hit < self.cache.config.min_gain_tokens or self._only_continues(result):
             branch = None
         return result._replace(mamba_branching_seqlen=branch)
+
+    def _only_continues(self, result) -> bool:
+        """Whether the request goes on where a leaf ends, and its tail is the better checkpoint.
+
+        Nothing diverges there. The forward under ``extra_buffer`` keeps one state, and
+        one at the end of the previous turn would leave a conversation a turn behind.
+        """
+        if not self.cache.enable_mamba_extra_buffer or result.last_visited_node_id is None:
+            return False
+        return not self.tree_core.node_by_id(result.last_visited_node_id).children
 
     def reachable_depth(self, start: int, depth: int) -> int:
         """The deepest token up to ``depth`` at which a prefill from ``start`` can keep a state.

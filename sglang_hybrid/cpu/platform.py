@@ -72,6 +72,9 @@ class HybridCpuPlatform(CpuDeviceMixin, SRTPlatform):
         server_args.disable_cuda_graph = True
         # An idle scheduler otherwise spins, and takes a core from whoever shares the machine.
         server_args.sleep_on_idle = True
+        # In bfloat16 a few percent of the greedy choices would be exact ties, and the product
+        # is an order of magnitude slower on CPUs without bfloat16 instructions.
+        server_args.enable_fp32_lm_head = True
         # SGLang would otherwise turn most of the machine's memory into pools, and zero it.
         if server_args.max_total_tokens is None:
             server_args.max_total_tokens = _DEFAULT_POOL_TOKENS
@@ -89,3 +92,7 @@ class HybridCpuPlatform(CpuDeviceMixin, SRTPlatform):
         from sglang_hybrid.cpu.patches import apply
 
         apply()
+        if "OMP_NUM_THREADS" not in os.environ:
+            # Small operators gain nothing from more threads, and threads that wait for each
+            # other on busy cores cost a multiple; tokenizer and HTTP server need cores too.
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))

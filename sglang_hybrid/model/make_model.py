@@ -28,7 +28,8 @@ MLP = 128
 LN2 = math.log(2)
 # log2 of the tokens after which each Mamba head has forgotten by a factor e.
 HORIZONS_LOG2 = tuple(5 + 5 * head / (MAMBA_HEADS - 1) for head in range(MAMBA_HEADS))
-EMBEDDING_STD = 0.5  # low: what is said next depends on the states, not on the last byte
+# A larger embedding lowers the noise and the weight of the states alike; here both are in balance.
+EMBEDDING_STD = 4.0
 
 # One channel of the residual stream has the same value at every token. Through it the output head
 # has a bias per token.
@@ -139,11 +140,13 @@ def add_mamba(draws: Draws, tensors: dict, name: str) -> None:
     Two things let a single token matter long after it was read. The convolution's output is small,
     where SiLU is almost linear, so that what enters the state has no mean that would pile up and
     drown the rest. And step size and decay are set together, so that heads of long and of short
-    memory are equally loud. There is no skip connection (D = 0): the output is the state's.
+    memory are equally loud; the step size follows the input strongly, so that a changed token also
+    changes what later ones write. There is no skip connection (D = 0): the output is the state's.
     """
     inner = MAMBA_HEADS * MAMBA_HEAD_DIM
     conv_dim = inner + 2 * GROUPS * D_STATE
     in_proj = draws.normal(inner + conv_dim + MAMBA_HEADS, HIDDEN, std=HIDDEN**-0.5)
+    in_proj[-MAMBA_HEADS:] *= 2  # the rows of dt
     tensors[name + "in_proj.weight"] = in_proj
     tensors[name + "conv1d.weight"] = draws.normal(conv_dim, 1, D_CONV, std=0.15)
     tensors[name + "conv1d.bias"] = np.zeros(conv_dim)

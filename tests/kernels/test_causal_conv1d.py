@@ -90,7 +90,9 @@ def test_prefill_matches_sums_per_token(case):
         if slot == PAD_SLOT_ID:
             continue
         untouched.discard(slot)
-        history = before[slot][:, -keep:].t() if case["initial"][i] else torch.zeros(keep, x.shape[1])
+        history = (
+            before[slot][:, -keep:].t() if case["initial"][i] else torch.zeros(keep, x.shape[1])
+        )
         want, kept = convolve_by_token(history, x[a:b], weight, bias, case["silu"])
         torch.testing.assert_close(out[:, a:b].t().double(), want, **tolerance(x.dtype))
         assert torch.equal(pool[slot][:, -keep:].t().double(), kept)

@@ -152,7 +152,9 @@ def test_a_scan_resumed_from_its_state_continues(case, data):
     cut = data.draw(st.integers(0, tokens))
 
     def run(a, b, initial):
-        piece = {k: v[:, a:b] if k in "xBCz" or k == "dt" else v for k, v in t.items() if v is not None}
+        piece = {
+            k: v[:, a:b] if k in "xBCz" or k == "dt" else v for k, v in t.items() if v is not None
+        }
         out = torch.empty_like(piece["x"])
         state = mamba_chunk_scan_combined(
             **{**piece, "initial_states": initial},
@@ -211,7 +213,10 @@ def test_decode_step_matches_the_recurrence(case, with_padding):
             assert not out[i].any()
             continue
         y, path = recur(
-            *(t[k][0, i : i + 1] if k in ("x", "dt", "B", "C") else t[k] for k in ("x", "dt", "A", "B", "C")),
+            *(
+                t[k][0, i : i + 1] if k in ("x", "dt", "B", "C") else t[k]
+                for k in ("x", "dt", "A", "B", "C")
+            ),
             per_head(t["D"]),
             None if t["z"] is None else t["z"][0, i : i + 1],
             t["dt_bias"],

@@ -1,7 +1,8 @@
 """The small model's forward pass over one sequence, with its caches in the open.
 
 It rounds where SGLang rounds and uses the same torch operators, so that a test can hand it a wrong
-state and watch the logprobs without a server.
+state and watch the logprobs without a server. Matrix products are taken in float64 and rounded
+once: bfloat16 ones are many times slower on most CPUs, and equal but for rare last bits.
 """
 
 import copy
@@ -14,9 +15,10 @@ from sglang_hybrid.kernels.causal_conv1d import causal_conv1d_fn, causal_conv1d_
 from sglang_hybrid.kernels.extend_attention import extend_attention
 from sglang_hybrid.kernels.ssd_scan import mamba_chunk_scan_combined
 from sglang_hybrid.kernels.state_update import selective_state_update
-from sglang_hybrid.model import make_model as mm
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import silu
+
+from sglang_hybrid.model import make_model as mm
 
 
 @dataclass
@@ -45,6 +47,7 @@ class ReferenceModel:
 
     def __init__(self, weights: dict[str, Tensor]):
         self.w = weights
+        self._wide = {k: v.double().t() for k, v in weights.items() if v.dim() == 2}
 
     @classmethod
     def load(cls, folder: Path) -> "ReferenceModel":
@@ -77,11 +80,12 @@ class ReferenceModel:
             mixer = self._mamba if kind == "mamba" else self._attention
             h = h + mixer(i, x, cache)
             x = self._norm(h, self.w[name + "post_attention_layernorm.weight"])
-            gate, up = linear(x, self.w[name + "shared_mlp.input_linear.weight"]).chunk(2, -1)
-            h = h + linear(silu(gate) * up, self.w[name + "shared_mlp.output_linear.weight"])
+            gate, up = self._linear(x, name + "shared_mlp.input_linear.weight").chunk(2, -1)
+            h = h + self._linear(silu(gate) * up, name + "shared_mlp.output_linear.weight")
         cache.length += len(ids)
         x = self._norm(h, self.w["model.norm.weight"])
-        return linear(x, self.w["lm_head.weight"]).float()
+        # The platform asks SGLang for a float32 output head.
+        return (x.double() @ self._wide["lm_head.weight"]).float()
 
     def greedy(self, ids: list[int], cache: Cache, tokens: int) -> tuple[list[int], Tensor]:
         """Continue greedily after `ids`; returns the tokens and the logits they were taken from
@@ -93,6 +97,9 @@ class ReferenceModel:
             out.append(int(logits[-1].argmax()))
         return out, torch.stack(logits)
 
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return (x.double() @ self._wide[name]).to(x.dtype)
+
     @staticmethod
     def _norm(x: Tensor, weight: Tensor) -> Tensor:
         wide = x.float()
@@ -103,7 +110,7 @@ class ReferenceModel:
         name = f"model.layers.{layer}.self_attn."
         head_dim = mm.HIDDEN // mm.HEADS
         q, k, v = (
-            linear(x, self.w[name + p + ".weight"]).view(len(x), -1, head_dim).transpose(0, 1)
+            self._linear(x, name + p + ".weight").view(len(x), -1, head_dim).transpose(0, 1)
             for p in ("q_proj", "k_proj", "v_proj")
         )
         past = cache.keys[layer].shape[1]
@@ -111,14 +118,14 @@ class ReferenceModel:
         values = cache.values[layer] = torch.cat([cache.values[layer], v], dim=1)
         out = extend_attention(q, keys, values, past, head_dim**-0.5)
         out = out.transpose(0, 1).reshape(len(x), mm.HIDDEN)
-        return linear(out, self.w[name + "o_proj.weight"])
+        return self._linear(out, name + "o_proj.weight")
 
     def _mamba(self, layer: int, x: Tensor, cache: Cache) -> Tensor:
         name = f"model.layers.{layer}.mamba."
         tokens = len(x)
         inner = mm.MAMBA_HEADS * mm.MAMBA_HEAD_DIM
         grouped = mm.GROUPS * mm.D_STATE
-        gate, xbc, dt = linear(x, self.w[name + "in_proj.weight"]).split(
+        gate, xbc, dt = self._linear(x, name + "in_proj.weight").split(
             [inner, inner + 2 * grouped, mm.MAMBA_HEADS], dim=-1
         )
         conv_weight = self.w[name + "conv1d.weight"][:, 0]
@@ -175,4 +182,4 @@ class ReferenceModel:
         y = y.view(tokens, inner).float() * silu(gate.float())
         y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-5)
         y = self.w[name + "norm.weight"] * y.to(x.dtype)
-        return linear(y, self.w[name + "out_proj.weight"])
+        return self._linear(y, name + "out_proj.weight")

@@ -89,9 +89,7 @@ def launch(
             process.wait()
 
 
-def _wait_until_healthy(
-    process: subprocess.Popen, url: str, log: Path, timeout_s: float
-) -> None:
+def _wait_until_healthy(process: subprocess.Popen, url: str, log: Path, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if process.poll() is not None:

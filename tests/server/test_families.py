@@ -1,0 +1,49 @@
+"""Each model family on a real CPU server: a prefix hit changes no greedy token."""
+
+import random
+
+import pytest
+from cpu_server import launch
+
+from sglang_hybrid.model.families import make_falcon_h1, make_nemotron_h
+from sglang_hybrid.model.make_model import make_small_model
+
+SHARED, OWN, OUTPUT = 232, 40, 16
+FAMILIES = {
+    "granitemoehybrid": make_small_model,
+    "falcon_h1": make_falcon_h1,
+    "nemotron_h": make_nemotron_h,
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def server(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    model = FAMILIES[request.param](folder / "model")
+    with launch(model, log=folder / "server.log") as running:
+        yield running
+
+
+def test_hits_and_misses_agree(server):
+    rng = random.Random(0)
+
+    def text(tokens):
+        return [rng.randrange(0x20, 0x7F) for _ in range(tokens)]
+
+    shared = text(SHARED)
+    prompts = [shared + text(OWN) for _ in range(4)]
+    server.flush()
+    warm = [server.generate(prompt, OUTPUT, return_logprob=True) for prompt in prompts]
+    cached = [answer["meta_info"]["cached_tokens"] for answer in warm]
+    assert cached == [0, 0, 192, 192]
+    for prompt, hit in list(zip(prompts, warm, strict=True))[2:]:
+        server.flush()
+        miss = server.generate(prompt, OUTPUT, return_logprob=True)
+        assert miss["meta_info"]["cached_tokens"] == 0
+        assert hit["output_ids"] == miss["output_ids"]
+        pairs = zip(
+            hit["meta_info"]["output_token_logprobs"],
+            miss["meta_info"]["output_token_logprobs"],
+            strict=True,
+        )
+        assert max(abs(a[0] - b[0]) for a, b in pairs) < 0.1
