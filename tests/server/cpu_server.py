@@ -55,7 +55,7 @@ class CpuServer:
 
 @contextlib.contextmanager
 def launch(
-    model: Path, port: int | None = None, *extra_args: str, log: Path, timeout_s: float = 300
+    model: Path, port: int | None = None, *extra_args: str, log: Path, timeout_s: float = 400
 ) -> Iterator[CpuServer]:
     """Run ``python -m sglang.launch_server`` until the block ends.
 
