@@ -69,6 +69,7 @@ _EVICTION = {
     "_evict_device_next_node": "self tracker device_frees host_frees cache_actions",
     "_evict_device_end": "self",
     "evict_component": "self node device_frees host_frees cache_actions target",
+    "acquire_component_lock": "self node result lock_host",
     "release_component_lock": "self node params lock_host",
 }
 
@@ -80,31 +81,27 @@ NAMES: tuple[Name, ...] = (
             "finalize_match_result_in_tree_core": "self result params value_chunks best_value_len",
             "finalize_match_result_in_cache": "self params result",
             "commit_insert_component_data": "self node is_new_leaf params result cache_actions",
-            "redistribute_on_node_split": "self new_parent child",
             "prepare_for_caching_req": "self req insert_params token_ids_len is_finished",
             "cleanup_after_caching_req": "self req is_finished insert_result insert_params",
-            "acquire_component_lock": "self node result lock_host",
-            "_alloc_mamba_slot": "self req",
-            "_free_mamba_value": "self mamba_value",
         },
     ),
-    *_of(f"{_COMPONENTS}.full:FullComponent", _EVICTION),
+    *_of(
+        f"{_COMPONENTS}.full:FullComponent",
+        {**_EVICTION, "redistribute_on_node_split": "self new_parent child"},
+    ),
     *_of(f"{_COMPONENTS}.base:TreeComponent", {"discard_deleted_session_leaf": "self node"}),
     *_of(
         "sglang.srt.mem_cache.unified_radix_cache:UnifiedRadixCache",
         {
             "checkpoint_into_tree": "self req up_to kwargs",
-            "insert": "self params",
-            "evict": "self params",
             "evict_for_alloc": "self params allocation_reclaim_satisfied",
-            "match_prefix": "self params",
-            "_evict_components": "self request_by_type tracker available_size_targets "
-            "allocation_reclaim_satisfied",
+            "_evict": "self params available_size_targets allocation_reclaim_satisfied",
+            "_component_available_size": "self component_type",
             "lock": "self node_id skip_lock_components",
             "unlock": "self lock",
-            "path_device_indices": "self node",
-            "on_release": "self req checkpointed",
+            "mamba_evictable_size": "self",
             "reset": "self",
+            "sanity_check": "self",
         },
     ),
     *_of(
@@ -112,9 +109,24 @@ NAMES: tuple[Name, ...] = (
         {
             "_split_node": "self key child split_len",
             "node_by_id": "self node_id",
-            "sanity_check": "self ongoing_write_through ongoing_load_back",
+            "empty_match_result": None,
+            "get_component_device_value": "self node_id component_type",
             "set_component_device_value": "self node_id component_type value",
         },
+    ),
+    *_of(
+        "sglang.srt.mem_cache.memory_pool:HybridReqToTokenPool",
+        {
+            "donate_mamba_ping_pong_slot": "self req new_slot",
+            "translate_mamba_indices": "self mamba_indices",
+        },
+    ),
+    *_of(
+        "sglang.srt.mem_cache.memory_pool:MambaPool", {"copy_from": "self src_indices dst_indices"}
+    ),
+    *_of(
+        "sglang.srt.mem_cache.allocator.mamba:MambaSlotAllocator",
+        {"alloc": "self need_size", "available_size": "self", "alloc_group_begin": "self num_reqs"},
     ),
     *_of(
         "sglang.srt.managers.schedule_policy:PrefillAdder",

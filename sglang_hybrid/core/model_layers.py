@@ -81,7 +81,7 @@ def _falcon_h1(config: Any, dtypes: Dtypes) -> list[LayerCosts]:
         _mamba_d(config, dtypes),
         costs.mlp(config.hidden_size, config.intermediate_size, matrices=3),
     ]
-    return layer * config.num_hidden_layers
+    return layer * int(config.num_hidden_layers)
 
 
 def _nemotron_h(config: Any, dtypes: Dtypes) -> list[LayerCosts]:
