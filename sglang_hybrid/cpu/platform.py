@@ -64,16 +64,18 @@ class HybridCpuPlatform(CpuDeviceMixin, SRTPlatform):
             "hybrid_cpu platform: torch reference operators on the CPU, for development and "
             "tests only."
         )
-        if server_args.dtype == "auto":
-            # The pools keep convolution states in bfloat16 whatever the model's dtype.
-            server_args.dtype = "bfloat16"
+        if server_args.dtype == "auto" and "SGLANG_MAMBA_CONV_DTYPE" not in os.environ:
+            # Products in bfloat16 are an order of magnitude slower on CPUs without such
+            # instructions, and their noise hides small errors. SGLang keeps convolution
+            # states in the dtype of this variable whatever the model's; children inherit it.
+            server_args.dtype = "float32"
+            os.environ["SGLANG_MAMBA_CONV_DTYPE"] = "float32"
         if server_args.sampling_backend is None:
             server_args.sampling_backend = "pytorch"
         server_args.disable_cuda_graph = True
         # An idle scheduler otherwise spins, and takes a core from whoever shares the machine.
         server_args.sleep_on_idle = True
-        # In bfloat16 a few percent of the greedy choices would be exact ties, and the product
-        # is an order of magnitude slower on CPUs without bfloat16 instructions.
+        # With --dtype bfloat16 a few percent of the greedy choices would be exact ties.
         server_args.enable_fp32_lm_head = True
         # SGLang would otherwise turn most of the machine's memory into pools, and zero it.
         if server_args.max_total_tokens is None:
