@@ -6,6 +6,7 @@ Both caches live in one process and take turns, so that other load on the machin
 hits both alike; what is asserted is the ratio of the medians.
 """
 
+import itertools
 import statistics
 import sys
 import time
@@ -25,45 +26,51 @@ MAX_RATIO = 1.2
 
 
 class Filled:
-    """A cache with ``NODES`` states: conversations of four turns of varied length."""
+    """A full cache of ``NODES`` states: conversations of four turns of varied length.
+
+    Every eviction is followed by as many insertions as there is room for again, as
+    in a server, where each new checkpoint takes the place of an old one.
+    """
 
     def __init__(self, cache_class, config=None):
-        tokens = NODES * 40
-        self.cache = make_cache(config, slots=NODES + 8, tokens=tokens, cache_class=cache_class)
-        self.next = 0
+        self.cache = make_cache(
+            config, slots=NODES + 1, tokens=NODES * 32, cache_class=cache_class
+        )
+        self.turns = self._turns()
         while self.cache.mamba_evictable_size() < NODES:
-            self.insert_conversation()
+            self.insert(next(self.turns))
 
-    def insert_conversation(self):
-        self.next += 1
-        length = 0
-        for turn in range(TURNS):
-            length += 8 + (self.next * 7 + turn * 5) % 41
-            key = [self.next * 1000 + i for i in range(length)]
-            kv = self.cache.token_to_kv_pool_allocator.alloc(length)
-            state = self.cache.req_to_token_pool.mamba_allocator.alloc(1)
-            if kv is None or state is None:
-                return
-            self.cache.insert(
-                InsertParams(key=RadixKey(array("q", key), None), value=kv, mamba_value=state)
-            )
+    @staticmethod
+    def _turns():
+        for conversation in itertools.count(1):
+            length = 0
+            for turn in range(TURNS):
+                length += 8 + (conversation * 7 + turn * 5) % 41
+                yield [conversation * 1000 + i for i in range(length)]
+
+    def insert(self, tokens):
+        kv = self.cache.token_to_kv_pool_allocator.alloc(len(tokens))
+        if kv is None:
+            self.cache.evict(EvictParams(num_tokens=len(tokens)))
+            kv = self.cache.token_to_kv_pool_allocator.alloc(len(tokens))
+        state = self.cache.req_to_token_pool.mamba_allocator.alloc(1)
+        self.cache.insert(
+            InsertParams(key=RadixKey(array("q", tokens), None), value=kv, mamba_value=state)
+        )
         if isinstance(self.cache, HybridMarconiCache):
             # As where a request is admitted and where its checkpoint is done.
             self.cache.view.tick()
             self.cache.view.settle()
 
     def refill(self):
-        while (
-            self.cache.req_to_token_pool.mamba_allocator.available_size() >= TURNS
-            and self.cache.token_to_kv_pool_allocator.available_size() > 400
-        ):
-            self.insert_conversation()
+        while self.cache.mamba_evictable_size() < NODES:
+            self.insert(next(self.turns))
 
 
 def timed(filled, params):
-    start = time.perf_counter()
+    start = time.thread_time()
     filled.cache.evict(params)
-    elapsed = time.perf_counter() - start
+    elapsed = time.thread_time() - start
     filled.refill()
     return elapsed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-from sglang.srt.mem_cache.unified_cache.components import MambaComponent
+from sglang.srt.mem_cache.unified_cache.components import EvictLayer, MambaComponent
 
 from sglang_hybrid.core.checkpoints import Kind
 
@@ -214,14 +214,26 @@ class HybridMambaComponent(MambaComponent):
 
     def _evict_device_start(self, request_cnt):
         self._evict_device_request_cnt = request_cnt
-        self._evict_device_cursor = None
 
     def _evict_device_next_node(self, tracker, device_frees, host_frees, cache_actions):
         if tracker[self.component_type] >= self._evict_device_request_cnt:
             return None
-        self._evict_device_cursor = self.cache.view.state_victim()
-        if self._evict_device_cursor is None:
+        victim = self.cache.view.state_victim()
+        if victim is None:
             return None
-        return super()._evict_device_next_node(
-            tracker, device_frees, host_frees, cache_actions=cache_actions
+        if victim in self.tree_core.evictable_device_leaves:
+            return victim.id  # the whole leaf goes, its KV included
+        # An interior state leaves a tombstone; no other component follows it.
+        self.tree_core._evict_component_and_detach_lru(
+            victim,
+            self,
+            device_frees,
+            host_frees,
+            cache_actions,
+            target=EvictLayer.DEVICE,
+            tracker=tracker,
         )
+        return None
+
+    def _evict_device_end(self):
+        pass

@@ -108,6 +108,8 @@ NAMES: tuple[Name, ...] = (
         _TREE,
         {
             "_split_node": "self key child split_len",
+            "_evict_component_and_detach_lru": "self node comp device_frees host_frees "
+            "cache_actions target tracker",
             "node_by_id": "self node_id",
             "empty_match_result": None,
             "get_component_device_value": "self node_id component_type",

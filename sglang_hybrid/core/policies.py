@@ -58,6 +58,17 @@ class Policy(Protocol):
         """Loss of each candidate; ``now`` is later than every last use."""
         ...
 
+    def pick(self, heads: Sequence[Entry], now: int) -> Entry:
+        """The candidate of lowest loss; of equal losses the lowest `Entry`."""
+        ...
+
+
+def lowest_loss(policy: Policy, heads: Sequence[Entry], now: int) -> Entry:
+    """`Policy.pick` by way of `Policy.losses`."""
+    losses = policy.losses(heads, now)
+    lowest = min(losses)
+    return min(head for head, loss in zip(heads, losses, strict=True) if loss == lowest)
+
 
 class LRU:
     """Least recently used, whatever a checkpoint saves."""
@@ -71,6 +82,9 @@ class LRU:
 
     def losses(self, heads: Sequence[Entry], now: int) -> list[float]:
         return [float(head[0]) for head in heads]
+
+    def pick(self, heads: Sequence[Entry], now: int) -> Entry:
+        return min(heads)
 
 
 class Utility:
@@ -97,6 +111,15 @@ class Utility:
     def losses(self, heads: Sequence[Entry], now: int) -> list[float]:
         log = math.log
         return [head[3] - log(now - head[0]) for head in heads]
+
+    def pick(self, heads: Sequence[Entry], now: int) -> Entry:
+        # `lowest_loss` in one pass: this runs for every victim.
+        log, best, lowest = math.log, heads[0], math.inf
+        for head in heads:
+            loss = head[3] - log(now - head[0])
+            if loss < lowest or (loss == lowest and head < best):
+                best, lowest = head, loss
+        return best
 
 
 class Marconi:
@@ -129,6 +152,9 @@ class Marconi:
             (head[0] - oldest) / age_span + (efficiency - lowest) * gain
             for head, efficiency in zip(heads, efficiencies, strict=True)
         ]
+
+    def pick(self, heads: Sequence[Entry], now: int) -> Entry:
+        return lowest_loss(self, heads, now)
 
 
 def make_policy(name: str, alpha: float) -> Policy:

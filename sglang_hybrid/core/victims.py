@@ -32,7 +32,7 @@ class VictimIndex:
         self.policy = policy
         self.bucket_width = bucket_width
         self._entries: dict[int, Entry] = {}
-        # Heaps with lazy deletion: an item counts only while it is the key's entry.
+        # Heaps with lazy deletion below the top: an item counts while it is its key's entry.
         self._heaps: dict[float, list[Entry]] = {}
         self._live: dict[float, int] = {}
 
@@ -48,16 +48,22 @@ class VictimIndex:
 
     def put(self, key: int, weight: float, last_use: int, depth: int) -> None:
         """Add ``key`` or move it to its new place."""
-        bucket = self._bucket(weight)
+        bucket = weight
+        if self.bucket_width:
+            bucket = math.floor(weight / self.bucket_width)
         entry = (last_use, depth, key, weight, bucket)
         old = self._entries.get(key)
-        if old is not None:
-            if old == entry:
-                return
-            self._forget(old)
+        if old == entry:
+            return
         self._entries[key] = entry
-        heapq.heappush(self._heaps.setdefault(bucket, []), entry)
-        self._live[bucket] = self._live.get(bucket, 0) + 1
+        if old is not None:
+            self._forget(old)
+        heap = self._heaps.get(bucket)
+        if heap is None:
+            self._heaps[bucket], self._live[bucket] = [entry], 1
+        else:
+            heapq.heappush(heap, entry)
+            self._live[bucket] += 1
 
     def discard(self, key: int) -> None:
         """Remove ``key``; nothing happens if it is not there."""
@@ -67,14 +73,9 @@ class VictimIndex:
 
     def victim(self, now: int) -> int | None:
         """The key of lowest loss, or None if there is no candidate. Removes nothing."""
-        entries, heads = self._entries, []
-        for heap in self._heaps.values():
-            head = heap[0]
-            while entries.get(head[2]) is not head:
-                heapq.heappop(heap)
-                head = heap[0]
-            heads.append(head)
-        return self._best(heads, now)[2] if heads else None
+        if not self._heaps:
+            return None
+        return self.policy.pick([heap[0] for heap in self._heaps.values()], now)[2]
 
     def order(self, now: int) -> list[int]:
         """All keys in the order in which they would go at ``now`` (for tests and tools)."""
@@ -84,38 +85,26 @@ class VictimIndex:
             oldest: dict[float, Entry] = {}
             for entry in rest:
                 oldest.setdefault(entry[4], entry)
-            best = self._best(list(oldest.values()), now)
+            best = self.policy.pick(list(oldest.values()), now)
             keys.append(best[2])
             rest.remove(best)
         return keys
 
-    def _best(self, heads: Sequence[Entry], now: int) -> Entry:
-        if len(heads) == 1:
-            return heads[0]
-        losses = self.policy.losses(heads, now)
-        lowest = min(losses)
-        if losses.count(lowest) == 1:
-            return heads[losses.index(lowest)]
-        return min(head for head, loss in zip(heads, losses, strict=True) if loss == lowest)
-
-    def _bucket(self, weight: float) -> float:
-        if self.bucket_width == 0:
-            return weight
-        return math.floor(weight / self.bucket_width)
-
     def _forget(self, entry: Entry) -> None:
+        """``entry`` no longer counts. The top of every heap stays one that does."""
         bucket = entry[4]
         live = self._live[bucket] - 1
         if live == 0:
             del self._live[bucket], self._heaps[bucket]
             return
         self._live[bucket] = live
-        heap = self._heaps[bucket]
+        heap, entries = self._heaps[bucket], self._entries
         if len(heap) > 2 * live + 32:
             # Bounds the dead items, amortised over the updates that made them.
-            entries = self._entries
-            heap[:] = [e for e in heap if e is not entry and entries.get(e[2]) is e]
+            heap[:] = [each for each in heap if entries.get(each[2]) is each]
             heapq.heapify(heap)
+        while entries.get(heap[0][2]) is not heap[0]:
+            heapq.heappop(heap)
 
 
 class VictimTiers:
