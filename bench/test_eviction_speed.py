@@ -33,9 +33,7 @@ class Filled:
     """
 
     def __init__(self, cache_class, config=None):
-        self.cache = make_cache(
-            config, slots=NODES + 1, tokens=NODES * 32, cache_class=cache_class
-        )
+        self.cache = make_cache(config, slots=NODES + 1, tokens=NODES * 32, cache_class=cache_class)
         self.turns = self._turns()
         while self.cache.mamba_evictable_size() < NODES:
             self.insert(next(self.turns))

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.unified_cache.components import EvictLayer, MambaComponent
 
 from sglang_hybrid.core.checkpoints import Kind
 
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
 
 @dataclass(frozen=True)
 class _Pending:
-    """The checkpoint that the insert under way attaches."""
+    """The checkpoint that the insert under way attaches.
+
+    ``req`` is set where it is the end of a prompt still running, see `_confirm_tail`.
+    """
 
     depth: int
     kind: Kind
+    req: Req | None = None
 
 
 class HybridMambaComponent(MambaComponent):
@@ -29,6 +37,7 @@ class HybridMambaComponent(MambaComponent):
     def __init__(self, cache, params):
         super().__init__(cache, params)
         self._pending: _Pending | None = None
+        self._kept_tail: int | None = None
 
     # ---- branch points ----
 
@@ -95,12 +104,22 @@ class HybridMambaComponent(MambaComponent):
         depth = super().prepare_for_caching_req(req, insert_params, token_ids_len, True)
         prompt_end = min(self.cache.prefill_target(req), token_ids_len)
         if depth == 0:
+            self._confirm_tail(req)
             insert_params.mamba_value = None
             is_cached = req.kv.cache_protected_len > prompt_end - self.cache.page_size
             return 0 if is_cached else prompt_end
         kind = Kind.BRANCH if depth == req.mamba_branching_seqlen else Kind.DECODE_END
         self._pending = _Pending(depth, kind)
         return max(depth, prompt_end)
+
+    def _confirm_tail(self, req):
+        """The answer was too short for a state of its own: the prompt's is its last one.
+
+        Until now it was a first victim; from here on it is what the next turn needs.
+        """
+        node_id = getattr(req, "hybrid_tail_node", None)
+        if node_id in self.cache.view.checkpoints:
+            self.cache.view.renew(self.tree_core.node_by_id(node_id), Kind.DECODE_END)
 
     def _prepare_unfinished(self, req, insert_params, token_ids_len):
         """A request still running gives a copy (or its tracked slot) for a fresh slot."""
@@ -113,6 +132,9 @@ class HybridMambaComponent(MambaComponent):
             kind = Kind.CHUNK if is_middle else Kind.PROMPT_END
         slot = self._admit(req, kind, depth) if depth else None
         if slot is None:
+            if tracked and depth and not is_middle:
+                # It stays in the request's own buffer, to be handed over at the end.
+                self._kept_tail = depth
             return 0 if is_middle else token_ids_len
         pool = self.cache.req_to_token_pool
         if tracked:
@@ -123,7 +145,7 @@ class HybridMambaComponent(MambaComponent):
                 pool.translate_mamba_indices(slot),
             )
             insert_params.mamba_value = slot
-        self._pending = _Pending(depth, kind)
+        self._pending = _Pending(depth, kind, req if kind == Kind.PROMPT_END else None)
         return depth if is_middle else token_ids_len
 
     def _admit(self, req, kind, depth):
@@ -135,7 +157,7 @@ class HybridMambaComponent(MambaComponent):
         evict = (
             kind not in view.first_victims
             or view.has_first_victims()
-            or (kind in view.used_kinds and view.beats_victim(depth, req.prefix_len))
+            or view.beats_victim(depth, req.prefix_len)
         )
         slot = self._take_slot(evict)
         if slot is None and not evict:
@@ -165,6 +187,8 @@ class HybridMambaComponent(MambaComponent):
         if pending is None:  # inserted by somebody else than a request
             pending = _Pending(view.depth_of(node), Kind.DECODE_END)
         holder = self._node_at(node, pending.depth, cache_actions)
+        if pending.req is not None:
+            pending.req.hybrid_tail_node = holder.id
         if holder.component_data[self.component_type].value is not None:
             result.mamba_exist = True
             view.renew(holder, pending.kind)
@@ -191,6 +215,8 @@ class HybridMambaComponent(MambaComponent):
     def cleanup_after_caching_req(self, req, is_finished, insert_result=None, insert_params=None):
         self._pending = None
         super().cleanup_after_caching_req(req, is_finished, insert_result, insert_params)
+        if self._kept_tail is not None:
+            req.kv.mamba_last_track_seqlen, self._kept_tail = self._kept_tail, None
 
     # ---- locks and eviction ----
 

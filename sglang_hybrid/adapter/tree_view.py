@@ -123,7 +123,7 @@ class TreeView:
         self.touch(node)
 
     def renew(self, node: UnifiedTreeNode, kind: Kind) -> None:
-        """A checkpoint was asked for where ``node`` already holds one."""
+        """``node``'s checkpoint was asked for again, or turns out to be of ``kind``."""
         checkpoint = self.checkpoints[node.id]
         checkpoint.last_use = self.clock
         if checkpoint.kind in self.first_victims:
