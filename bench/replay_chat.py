@@ -24,6 +24,20 @@ from chat_traces import Conversation, Message, Trace, read_trace
 from replay_report import RequestResult, print_report, summarize
 from tqdm import tqdm
 
+_FACTS = (
+    "version",
+    "device",
+    "radix_cache_backend",
+    "mamba_radix_cache_strategy",
+    "mamba_track_interval",
+    "max_mamba_cache_size",
+    "max_total_num_tokens",
+    "chunked_prefill_size",
+    "page_size",
+    "effective_max_running_requests_per_dp",
+)
+"""What a report keeps of `/server_info`."""
+
 _TOKENS_PER_MESSAGE = 8
 """Allowance for what a chat template puts around a message."""
 
@@ -184,20 +198,8 @@ async def server_facts(session: aiohttp.ClientSession, url: str) -> dict[str, An
         raise ReplayError(f"{url} cannot be reached: {error}") from None
     if not info.get("enable_cache_report"):
         raise ReplayError("the server hides cached tokens; start it with --enable-cache-report")
-    keys = (
-        "version",
-        "device",
-        "radix_cache_backend",
-        "mamba_radix_cache_strategy",
-        "mamba_track_interval",
-        "max_mamba_cache_size",
-        "max_total_num_tokens",
-        "chunked_prefill_size",
-        "page_size",
-        "effective_max_running_requests_per_dp",
-    )
     state = (info.get("internal_states") or [{}])[0]
-    facts = {key: info.get(key, state.get(key)) for key in keys}
+    facts = {key: info.get(key, state.get(key)) for key in _FACTS}
     return {**facts, "hybrid_marconi": state.get("hybrid_marconi")}
 
 

@@ -230,7 +230,9 @@ def run(args: argparse.Namespace) -> int:
     for note in verifier.notes:
         console.print(note, highlight=False)
     problem = verdict(verifier.rows)
-    console.print(f"[red]failed:[/red] {problem}" if problem else "[green]all ok[/green]")
+    ties = sum(1 for row in verifier.rows if row.difference and row.difference.is_tie)
+    console.print(f"[red]failed:[/red] {problem}" if problem else "[green]all ok[/green]", end="")
+    console.print(f"; {ties} ties within the tolerance of {args.tolerance}", highlight=False)
     return 1 if problem else 0
 
 
@@ -255,10 +257,9 @@ def verdict(rows: Sequence[Row]) -> str | None:
         return "no request hit: the server keeps no prefixes of this model"
     wrong = [row for row in rows if not row.ok]
     inexact = sum(1 for row in wrong if row.difference and row.difference.is_wrong)
-    ties = sum(1 for row in rows if row.difference and row.difference.is_tie)
     if not wrong:
         return None
     return (
         f"{len(wrong)} of {len(rows)} requests ({inexact} differ from a cold request, "
-        f"{len(wrong) - inexact} only in cached tokens; {ties} ties not counted)"
+        f"{len(wrong) - inexact} only in cached tokens)"
     )
