@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from chat_stream import ReplayError, events, read_usage, text_of
 from chat_traces import Conversation, Message, Trace, read_trace
 from replay_report import RequestResult, print_report, summarize
 from tqdm import tqdm
@@ -40,10 +41,6 @@ _FACTS = (
 
 _TOKENS_PER_MESSAGE = 8
 """Allowance for what a chat template puts around a message."""
-
-
-class ReplayError(RuntimeError):
-    """Nothing can be sent; the message is one line."""
 
 
 @dataclass
@@ -120,11 +117,11 @@ class Replay:
             async with self.session.post(f"{self.url}/v1/chat/completions", json=body) as reply:
                 if reply.status != 200:
                     raise ReplayError(f"HTTP {reply.status}: {(await reply.text())[:200]}")
-                async for event in _events(reply):
+                async for event in events(reply):
                     if event.get("choices") and result.ttft_s is None:
                         result.ttft_s = time.perf_counter() - start
-                    text += _delta(event)
-                    _read_usage(event, result)
+                    text += text_of(event)
+                    read_usage(event, result)
         except (aiohttp.ClientError, TimeoutError, ReplayError, ValueError) as error:
             result.error = f"{type(error).__name__}: {error}"
         else:
@@ -154,33 +151,6 @@ def arrival_times(count: int, settings: argparse.Namespace) -> list[float]:
         now += gaps.expovariate(settings.rate)
         times.append(now)
     return times
-
-
-async def _events(reply: aiohttp.ClientResponse):
-    """JSON objects of a stream of server-sent events; raises ReplayError for an error in it."""
-    async for line in reply.content:
-        data = line.decode().strip().removeprefix("data:").strip()
-        if not data or data == "[DONE]":
-            continue
-        event = json.loads(data)
-        if "error" in event:
-            raise ReplayError(str(event["error"])[:200])
-        yield event
-
-
-def _delta(event: dict[str, Any]) -> str:
-    choices = event.get("choices") or [{}]
-    return (choices[0].get("delta") or {}).get("content") or ""
-
-
-def _read_usage(event: dict[str, Any], result: RequestResult) -> None:
-    usage = event.get("usage")
-    if usage:
-        # SGLang leaves the details out where nothing was cached.
-        details = usage.get("prompt_tokens_details") or {}
-        result.prompt_tokens = usage["prompt_tokens"]
-        result.completion_tokens = usage.get("completion_tokens") or 0
-        result.cached_tokens = details.get("cached_tokens") or 0
 
 
 async def server_facts(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
