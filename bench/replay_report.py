@@ -86,7 +86,8 @@ def print_report(report: dict[str, Any], console: Console | None = None) -> None
     console = console or Console()
     summary, server = report["summary"], report["server"]
     cache = server.get("radix_cache_backend") or "built into SGLang"
-    table = Table(title=f"{report['settings']['trace']}: cache {cache}", title_justify="left")
+    console.print(f"{report['settings']['trace']}, cache: {cache}", highlight=False, soft_wrap=True)
+    table = Table()
     table.add_column("what")
     table.add_column("value", justify="right")
     for row in _rows(summary, server):
