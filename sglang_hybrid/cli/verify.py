@@ -211,28 +211,36 @@ def run(args: argparse.Namespace) -> int:
     if not console.is_terminal:
         console = Console(width=_PIPED_WIDTH)
     client = Client(args.url, args.api_key, args.timeout)
+    rows: list[Row] = []
     try:
         info = client.info()
         if (info.get("dp_size") or 1) > 1:
             raise VerifyError("the server has --dp-size > 1; verify needs a server with one cache")
         traits = None if args.any_cache else ServerTraits.from_server_info(info, args.grid)
         longest = min(args.max_prompt_tokens, prompt_limit(info) - OUTPUT_TOKENS)
-        verifier = Verifier(client, traits, args.tolerance, longest)
-        verifier.run()
+        verifier = Verifier(client, traits, args.tolerance, longest, rows=rows)
+        with console.status("sending prompts"):
+            verifier.run()
         after = cache_status(client.info())
     except (VerifyError, UnsupportedServer) as error:
+        if rows:  # what was found before the server went away
+            print_rows(console, rows)
         console.print(f"[red]verify:[/red] {escape(str(error))}", soft_wrap=True, highlight=False)
         return 2
-    print_rows(console, verifier.rows)
+    print_rows(console, rows)
     if after:
         counters = ", ".join(f"{key} {value}" for key, value in after["counters"].items())
         console.print(f"counters since start-up: {counters}", highlight=False)
-    for note in verifier.notes:
+    return _conclude(console, rows, verifier.notes, args.tolerance)
+
+
+def _conclude(console: Console, rows: Sequence[Row], notes: Sequence[str], tolerance: float) -> int:
+    for note in notes:
         console.print(note, highlight=False)
-    problem = verdict(verifier.rows)
-    ties = sum(1 for row in verifier.rows if row.difference and row.difference.is_tie)
+    problem = verdict(rows)
+    ties = sum(1 for row in rows if row.difference and row.difference.is_tie)
     console.print(f"[red]failed:[/red] {problem}" if problem else "[green]all ok[/green]", end="")
-    console.print(f"; {ties} ties within the tolerance of {args.tolerance}", highlight=False)
+    console.print(f"; {ties} ties within the tolerance of {tolerance}", highlight=False)
     return 1 if problem else 0
 
 
