@@ -155,5 +155,6 @@ class HybridMarconiCache(UnifiedRadixCache):
         """Configuration and counters for ``/server_info``."""
         return {
             "config": {**self.config.model_dump(), "alpha": self.config.effective_alpha},
+            "checkpoint_grid": self.checkpoint_grid,
             "counters": self.counters.as_dict(),
         }

@@ -138,18 +138,20 @@ class ExpectedCache:
 
         Args:
             prompt: token ids.
-            output: token ids that the server has sampled; at least two, because a
-                request that ends with its prefill takes no state at the prompt's end.
+            output: token ids that the server has sampled; at least two, because under
+                `no_buffer` a request that ends with its prefill hands its state over
+                without a copy at the prompt's end.
         """
         prompt, sequence = tuple(prompt), (*prompt, *output)
         # The last token must be computed, so that there is something to sample from.
         reusable = self._on_page(len(prompt) - 1)
         kv_hit = min(reusable, self._on_page(self._common_prefix(prompt)))
         hit = max((len(s) for s in self._states if self._is_hit(s, prompt, kv_hit)), default=0)
-        self._prefill(prompt, hit, self._branch(hit, kv_hit))
+        tail = self._prefill(prompt, hit, self._branch(prompt, hit, kv_hit))
         decode_end = self._decode_end(len(prompt), len(sequence) - 1)
-        if decode_end:
-            self._states.add(sequence[:decode_end])
+        if decode_end or tail:
+            # After a short answer the prompt's last state is the sequence's.
+            self._states.add(sequence[: decode_end or tail])
         self._kv.add(sequence[: max(decode_end, len(prompt))])
         return hit
 
@@ -171,13 +173,20 @@ class ExpectedCache:
     def _reachable(self, start: int, depth: int) -> int:
         return depth - (depth - start) % self.traits.checkpoint_grid
 
-    def _branch(self, hit: int, kv_hit: int) -> int | None:
+    def _branch(self, prompt: tuple[int, ...], hit: int, kv_hit: int) -> int | None:
         """Where the sequences part, if a state there is worth its slot."""
-        gain = self._reachable(hit, kv_hit) - hit
-        return kv_hit if gain >= self.traits.min_gain_tokens else None
+        if self._reachable(hit, kv_hit) - hit < self.traits.min_gain_tokens:
+            return None
+        goes_on = any(
+            self._on_page(len(known)) > kv_hit and known[:kv_hit] == prompt[:kv_hit]
+            for known in self._kv
+        )
+        # The forward keeps one state: where nothing parts, the prompt's end has it.
+        return kv_hit if goes_on or not self.traits.is_buffered else None
 
-    def _prefill(self, prompt: tuple[int, ...], start: int, branch: int | None) -> None:
-        length = len(prompt)
+    def _prefill(self, prompt: tuple[int, ...], start: int, branch: int | None) -> int:
+        """Keep the states of a prefill; the depth of the one left at its end, or 0."""
+        length, tail = len(prompt), 0
         while start < length:
             end = self._chunk_end(start, length)
             cut = self._reachable(start, branch) if branch is not None else start
@@ -189,7 +198,10 @@ class ExpectedCache:
                 kept = end = cut if start < cut < end else end
             if kept > start and self._keeps(kept == cut, is_last=end == length):
                 self._states.add(prompt[:kept])
+            if self.traits.is_buffered and end == length and start < kept != cut:
+                tail = kept
             start = end
+        return tail
 
     def _chunk_end(self, start: int, length: int) -> int:
         chunk, grid = self.traits.chunk_tokens, self.traits.checkpoint_grid
