@@ -51,7 +51,14 @@ SETUPS = [
     Setup("no_buffer", "no_buffer", 12, 2048, args=("--disable-overlap-schedule",)),
     Setup("extra_buffer", "extra_buffer", 20, 2048),
     Setup("no_buffer_chunked_8", "no_buffer", 8, 128, args=("--disable-overlap-schedule",)),
-    Setup("extra_buffer_chunked_8", "extra_buffer", 8, 128),
+    Setup(
+        "extra_buffer_page_64_no_overlap_8",
+        "extra_buffer",
+        8,
+        128,
+        page=64,
+        args=("--disable-overlap-schedule",),
+    ),
     Setup(
         "lazy_page_64",
         "extra_buffer_lazy",
