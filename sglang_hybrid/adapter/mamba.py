@@ -229,11 +229,11 @@ class HybridMambaComponent(MambaComponent):
         super().release_component_lock(node, params, lock_host)
         self.cache.view.touch(node)
 
-    def evict_component(self, node, device_frees, host_frees, cache_actions, **kwargs):
-        freed = super().evict_component(
-            node, device_frees, host_frees, cache_actions=cache_actions, **kwargs
-        )
-        if node.component_data[self.component_type].value is None:
+    def evict_component(
+        self, node, device_frees, host_frees, cache_actions, target=EvictLayer.DEVICE
+    ):
+        freed = super().evict_component(node, device_frees, host_frees, cache_actions, target)
+        if freed[0]:
             self.cache.view.detach(node)
             self.cache.counters.evicted_states += freed[0]
         return freed

@@ -99,17 +99,18 @@ class TreeView:
         if self.checkpoints.pop(node.id, None) is None:
             return
         self.states.discard(node.id)
-        if not node.children:
-            self.touch(node)
-        self._touch_live_below(node)
+        if node.children:
+            self._touch_live_below(node)
+        # A leaf that stays without its state is locked, and touched when unlocked.
 
     def forget(self, node: UnifiedTreeNode) -> None:
         """``node`` is about to leave the tree."""
-        self.checkpoints.pop(node.id, None)
-        self._nodes.pop(node.id, None)
-        self._unsettled.pop(node.id, None)
-        self.states.discard(node.id)
-        self.leaves.discard(node.id)
+        key = node.id
+        if self.checkpoints.pop(key, None) is not None:
+            self.states.discard(key)
+        self._nodes.pop(key, None)
+        self._unsettled.pop(key, None)
+        self.leaves.discard(key)
         self.touch(node.parent)
 
     def consume(self, node: UnifiedTreeNode) -> None:

@@ -137,8 +137,9 @@ class VictimTiers:
 
     def victim(self, now: int) -> int | None:
         for index in self.tiers:
-            if len(index):
-                return index.victim(now)
+            victim = index.victim(now)
+            if victim is not None:
+                return victim
         return None
 
     def order(self, now: int) -> list[int]:
