@@ -84,13 +84,16 @@ class HybridMarconiCache(UnifiedRadixCache):
         """Tokens at which ``req``'s prefill ends (prompt, or prompt + output after retraction)."""
         return getattr(req, "hybrid_prefill_target", len(req.origin_input_ids))
 
-    def note_match(self, req: Req, result: MatchResult) -> None:
+    def note_match(self, req: Req, result: MatchResult, branch_kind: Kind) -> None:
         """``req`` was matched, and may now hold a slot for the copy of its hit.
 
         ``result.mamba_branching_seqlen`` is the branch point as this match sees it;
-        later chunks start elsewhere and ask `reachable_depth` again.
+        later chunks start elsewhere and ask `reachable_depth` again. ``branch_kind`` is
+        that of a checkpoint there: where nothing diverges it is an old sequence's end,
+        and superseded when the conversation has moved on.
         """
         self._holders[id(req)] = req
+        req.hybrid_branch_kind = branch_kind
         has_branch = result.mamba_branching_seqlen is not None
         req.hybrid_branch_depth = result.full_kv_hit_length if has_branch else None
 

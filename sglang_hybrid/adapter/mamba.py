@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class _Pending:
     """The checkpoint that the insert under way attaches.
 
-    ``req`` is set where it is the end of a prompt still running, see `_confirm_tail`.
+    ``req`` is set where it is the tail of a running request, see `_settle_tail`.
     """
 
     depth: int
@@ -47,19 +47,18 @@ class HybridMambaComponent(MambaComponent):
         )
         hit, kv_hit = result.device_prefix_len, result.full_kv_hit_length
         branch = self.reachable_depth(hit, kv_hit)
-        if branch - hit < self.cache.config.min_gain_tokens or self._only_continues(result):
+        if branch - hit < self.cache.config.min_gain_tokens:
+            branch = None
+        elif self.cache.enable_mamba_extra_buffer and self._only_continues(result):
+            # The forward keeps one state. At the end of the previous turn it would leave
+            # a conversation a turn behind for ever; the end of this prompt is worth more.
             branch = None
         return result._replace(mamba_branching_seqlen=branch)
 
     def _only_continues(self, result) -> bool:
-        """Whether the request goes on where a leaf ends, and its tail is the better checkpoint.
-
-        Nothing diverges there. The forward under ``extra_buffer`` keeps one state, and
-        one at the end of the previous turn would leave a conversation a turn behind.
-        """
-        if not self.cache.enable_mamba_extra_buffer or result.last_visited_node_id is None:
-            return False
-        return not self.tree_core.node_by_id(result.last_visited_node_id).children
+        """Whether the request goes on where a leaf ends: nothing diverges there."""
+        node_id = result.last_visited_node_id
+        return node_id is not None and not self.tree_core.node_by_id(node_id).children
 
     def reachable_depth(self, start: int, depth: int) -> int:
         """The deepest token up to ``depth`` at which a prefill from ``start`` can keep a state.
@@ -74,7 +73,8 @@ class HybridMambaComponent(MambaComponent):
     def finalize_match_result_in_cache(self, params, result):
         """Copy-on-write of the matched state; without a slot the hit is given up."""
         if params.req is not None:
-            self.cache.note_match(params.req, result)
+            kind = Kind.DECODE_END if self._only_continues(result) else Kind.BRANCH
+            self.cache.note_match(params.req, result, kind)
         if (
             params.cow_mamba
             and not params.req.kv.holds_mamba
@@ -103,34 +103,38 @@ class HybridMambaComponent(MambaComponent):
         """A finished request hands over the state it holds: no slot is needed."""
         depth = super().prepare_for_caching_req(req, insert_params, token_ids_len, True)
         prompt_end = min(self.cache.prefill_target(req), token_ids_len)
+        self._settle_tail(req, has_later=depth > prompt_end)
         if depth == 0:
-            self._confirm_tail(req)
             insert_params.mamba_value = None
             is_cached = req.kv.cache_protected_len > prompt_end - self.cache.page_size
             return 0 if is_cached else prompt_end
-        kind = Kind.BRANCH if depth == req.mamba_branching_seqlen else Kind.DECODE_END
-        self._pending = _Pending(depth, kind)
+        is_branch = depth == req.mamba_branching_seqlen
+        self._pending = _Pending(depth, req.hybrid_branch_kind if is_branch else Kind.DECODE_END)
         return max(depth, prompt_end)
 
-    def _confirm_tail(self, req):
-        """The answer was too short for a state of its own: the prompt's is its last one.
+    def _settle_tail(self, req, has_later):
+        """What became of the state that the forward kept near the end of ``req``'s prompt.
 
-        Until now it was a first victim; from here on it is what the next turn needs.
+        It is the sequence's last checkpoint unless the answer got one of its own; then
+        it is the end of a prompt like any other.
         """
         node_id = getattr(req, "hybrid_tail_node", None)
         if node_id in self.cache.view.checkpoints:
-            self.cache.view.renew(self.tree_core.node_by_id(node_id), Kind.DECODE_END)
+            kind = Kind.PROMPT_END if has_later else Kind.DECODE_END
+            self.cache.view.reclassify(self.tree_core.node_by_id(node_id), kind)
 
     def _prepare_unfinished(self, req, insert_params, token_ids_len):
         """A request still running gives a copy (or its tracked slot) for a fresh slot."""
+        config, tracked = self.cache.config, self.cache.enable_mamba_extra_buffer
         is_middle = token_ids_len < self.cache.prefill_target(req)
-        tracked = self.cache.enable_mamba_extra_buffer
         depth = (req.kv.mamba_last_track_seqlen or 0) if tracked else token_ids_len
         if depth == req.mamba_branching_seqlen:
-            kind = Kind.BRANCH
+            kind, setting = req.hybrid_branch_kind, "always"
+        elif is_middle:
+            kind, setting = Kind.CHUNK, config.chunk_boundary
         else:
-            kind = Kind.CHUNK if is_middle else Kind.PROMPT_END
-        slot = self._admit(req, kind, depth) if depth else None
+            kind, setting = Kind.DECODE_END if tracked else Kind.PROMPT_END, config.prompt_end
+        slot = self._admit(req, setting, depth) if depth else None
         if slot is None:
             if tracked and depth and not is_middle:
                 # It stays in the request's own buffer, to be handed over at the end.
@@ -145,17 +149,17 @@ class HybridMambaComponent(MambaComponent):
                 pool.translate_mamba_indices(slot),
             )
             insert_params.mamba_value = slot
-        self._pending = _Pending(depth, kind, req if kind == Kind.PROMPT_END else None)
+        is_tail = tracked and not is_middle and kind == Kind.DECODE_END
+        self._pending = _Pending(depth, kind, req if is_tail else None)
         return depth if is_middle else token_ids_len
 
-    def _admit(self, req, kind, depth):
+    def _admit(self, req, setting, depth):
         """A slot for a new checkpoint, or None if it is not worth one or none can be had."""
-        config, counters, view = self.cache.config, self.cache.counters, self.cache.view
-        setting = {Kind.PROMPT_END: config.prompt_end, Kind.CHUNK: config.chunk_boundary}.get(kind)
+        counters, view = self.cache.counters, self.cache.view
         if setting == "never":
             return None
         evict = (
-            kind not in view.first_victims
+            setting == "always"
             or view.has_first_victims()
             or view.beats_victim(depth, req.prefix_len)
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_hybrid.core.checkpoints import (
+    ENDS,
     SPREAD,
     Checkpoint,
     Kind,
@@ -92,15 +93,14 @@ class TreeView:
         flops = self.costs.prefill_flops(depth)
         self.checkpoints[node.id] = Checkpoint(depth, kind, flops, self.clock)
         self.touch(node)
-        self._touch_live_below(node)
+        self._touch_neighbours(node)
 
     def detach(self, node: UnifiedTreeNode) -> None:
         """``node`` lost its state."""
         if self.checkpoints.pop(node.id, None) is None:
             return
         self.states.discard(node.id)
-        if node.children:
-            self._touch_live_below(node)
+        self._touch_neighbours(node)
         # A leaf that stays without its state is locked, and touched when unlocked.
 
     def forget(self, node: UnifiedTreeNode) -> None:
@@ -124,11 +124,19 @@ class TreeView:
         self.touch(node)
 
     def renew(self, node: UnifiedTreeNode, kind: Kind) -> None:
-        """``node``'s checkpoint was asked for again, or turns out to be of ``kind``."""
+        """A checkpoint of ``kind`` was asked for where ``node`` already holds one."""
         checkpoint = self.checkpoints[node.id]
         checkpoint.last_use = self.clock
         if checkpoint.kind in self.first_victims:
             checkpoint.kind = kind
+        self.touch(node)
+
+    def reclassify(self, node: UnifiedTreeNode, kind: Kind) -> None:
+        """``node``'s checkpoint turned out to be of ``kind``, and is in use until now."""
+        checkpoint = self.checkpoints[node.id]
+        if checkpoint.kind != Kind.BRANCH:
+            checkpoint.kind = kind
+        checkpoint.last_use = self.clock
         self.touch(node)
 
     # ---- queries ----
@@ -239,9 +247,30 @@ class TreeView:
         if not children:
             kept = self.depth_of(fork or above)
             freed_bytes += self.costs.kv_bytes_per_token * (checkpoint.depth - kept)
-        return policy.weight(
-            saved_flops, freed_bytes, checkpoint.hits, checkpoint.is_superseded(children)
-        )
+        superseded = checkpoint.kind in ENDS and children == 1 and self._moved_on(node)
+        return policy.weight(saved_flops, freed_bytes, checkpoint.hits, superseded)
+
+    def _moved_on(self, node: UnifiedTreeNode) -> bool:
+        """Whether a later checkpoint, or a fork, follows the only child of ``node``.
+
+        A child alone does not say so: the KV of a prompt reaches beyond its last state
+        where states are kept on a grid.
+        """
+        while len(node.children) == 1:
+            (node,) = node.children.values()
+            if node.id in self.checkpoints:
+                return True
+        return bool(node.children)
+
+    def _touch_neighbours(self, node: UnifiedTreeNode) -> None:
+        """A state came or went at ``node``: its nearest live neighbours see it."""
+        above = node.parent
+        while above.parent is not None and above.id not in self.checkpoints:
+            above = above.parent
+        checkpoint = self.checkpoints.get(above.id)
+        if checkpoint is not None and checkpoint.kind in ENDS:
+            self.touch(above)
+        self._touch_live_below(node)
 
     def _touch_live_below(self, node: UnifiedTreeNode) -> None:
         """The nearest live checkpoints below measure their savings from ``node``."""

@@ -40,12 +40,9 @@ class Checkpoint:
     last_use: int
     hits: int = 0
 
-    def is_superseded(self, children: int) -> bool:
-        """Whether its conversation has moved on: one continuation, and no branch point."""
-        return children == 1 and self.kind in _ENDS
 
-
-_ENDS = (Kind.DECODE_END, Kind.PROMPT_END)
+ENDS = (Kind.DECODE_END, Kind.PROMPT_END)
+"""Kinds that are superseded once their conversation has moved on to a later checkpoint."""
 
 
 class StateTier(IntEnum):
