@@ -79,6 +79,18 @@ def test_a_superseded_decode_end_goes_before_a_branch_of_equal_age():
     assert evict_state(cache) is by_kind[Kind.DECODE_END]
 
 
+def test_kv_beyond_the_last_state_does_not_supersede_it():
+    cache = make_cache({"prompt_end": "never"}, slots=32)
+    driver = Driver(cache)
+    talk = unique(100, 1)
+    driver.serve(talk, [1, 2, 3])
+    node = cache.tree_core.node_by_id(_node_of(cache, 102))
+    running = driver.start([*talk, 1, 2, 3, 4, 5])  # its prompt's KV is cached, no state yet
+    assert len(node.children) == 1 and not cache.view._moved_on(node)
+    driver.finish(running, [6, 7, 8])
+    assert cache.view._moved_on(node)
+
+
 def test_only_the_consumed_state_is_refreshed():
     cache = make_cache({"policy": "lru", "prompt_end": "never"}, slots=32)
     driver = Driver(cache)

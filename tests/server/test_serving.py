@@ -61,6 +61,19 @@ def test_a_conversation_continues_from_its_own_output(served):
     assert hit(server, following) == setup.reachable(len(prompt) + len(answer) - 1)
 
 
+def test_conversations_with_short_answers_never_fall_a_turn_behind(served):
+    server, setup = served
+    server.flush()
+    talks = [tokens(150, 50 + i) for i in range(3)]
+    last = [0] * len(talks)
+    for turn in range(4):
+        for i, talk in enumerate(talks):
+            response = server.generate(talk, 5)
+            assert response["meta_info"]["cached_tokens"] == last[i], (turn, i)
+            last[i] = setup.reachable(len(talk) + 4)
+            talk += response["output_ids"] + tokens(130, 100 * turn + i)
+
+
 def test_mixed_load_in_small_pools_answers_as_without_a_cache(served, reference):
     server, _ = served
     server.flush()
