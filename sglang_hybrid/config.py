@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
+from sglang_hybrid.core.policies import MAX_ALPHA
+
 SOURCE = "--cache-config"
 """How messages call the configuration; the keyword of `sgl.Engine` is `cache_config`."""
 
@@ -53,9 +55,11 @@ class CacheConfig(BaseModel):
     alpha: float | None = _key(
         None,
         kind="number or null",
-        allowed="a finite number >= 0 (null: 0.5 for utility, 1.0 for marconi; lru: only 0)",
+        allowed=f"a number from 0 to {MAX_ALPHA:g} (null: 0.5 for utility, 1.0 for marconi; "
+        "lru: only 0)",
         meaning="Weight of the saved computation against recency; 0 orders by recency alone.",
         ge=0,
+        le=MAX_ALPHA,
         allow_inf_nan=False,
     )
     min_gain_tokens: int = _key(

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 MAX_ALPHA = 1e6
+"""Beyond it only efficiency counts, and losses would leave the range of floats."""
 
 
 def checked_alpha(alpha: float) -> float:

@@ -30,7 +30,10 @@ class VictimIndex:
 
     def __init__(self, policy: Policy, bucket_width: float) -> None:
         self.policy = policy
-        self.bucket_width = bucket_width
+        if not bucket_width >= 0:
+            raise ValueError(f"bucket_width must be a number >= 0, got {bucket_width!r}")
+        # Narrower buckets would hold one weight each all the same.
+        self.bucket_width = bucket_width if bucket_width > 1e-9 else 0.0
         self._entries: dict[int, Entry] = {}
         # Heaps with lazy deletion below the top: an item counts while it is its key's entry.
         self._heaps: dict[float, list[Entry]] = {}

@@ -102,3 +102,17 @@ def test_unknown_policy_and_alpha_out_of_range_are_refused():
     for alpha in (-1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="alpha"):
             make_policy("utility", alpha)
+
+
+@pytest.mark.parametrize("width", [5e-324, 1e-300, 1e-9, 1e308])
+def test_any_bucket_width_works(width):
+    index = VictimIndex(LRU(), width)
+    for key, weight in enumerate((-40.0, 0.0, 1e7)):
+        index.put(key, weight, key, 1)
+    assert index.order(10) == [0, 1, 2]
+
+
+def test_a_negative_bucket_width_is_refused():
+    for width in (-0.1, math.nan):
+        with pytest.raises(ValueError, match="bucket_width"):
+            VictimIndex(LRU(), width)

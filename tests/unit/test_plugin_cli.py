@@ -63,7 +63,7 @@ def test_wrong_config(tmp_path):
         "--cache-config",
         '{"alpha": -1}',
     )
-    assert_one_line(status, errors, "alpha = -1", "allowed: a finite number >= 0", "correct it")
+    assert_one_line(status, errors, "alpha = -1", "allowed: a number from 0 to 1e+06", "correct it")
 
 
 def test_model_without_ssm_layers(tmp_path):
