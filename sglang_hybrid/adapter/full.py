@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from sglang.srt.mem_cache.unified_cache.components import FullComponent
 
+from sglang_hybrid.adapter.locks import ReportsLocks
 
-class HybridFullComponent(FullComponent):
+
+class HybridFullComponent(ReportsLocks, FullComponent):
     """SGLang's FULL component with our victim order.
 
     The stock component builds a heap over all leaves at every call; here the
@@ -20,15 +22,6 @@ class HybridFullComponent(FullComponent):
     def redistribute_on_node_split(self, new_parent, child):
         super().redistribute_on_node_split(new_parent, child)
         self.cache.view.touch(child)
-
-    def acquire_component_lock(self, node, result, lock_host=False):
-        result = super().acquire_component_lock(node, result, lock_host)
-        self.cache.view.touch(node)
-        return result
-
-    def release_component_lock(self, node, params, lock_host=False):
-        super().release_component_lock(node, params, lock_host)
-        self.cache.view.touch(node)
 
     def _evict_device_start(self, request_cnt):
         self._evict_device_request_cnt = request_cnt

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.unified_cache.components import EvictLayer, MambaComponent
 
+from sglang_hybrid.adapter.locks import ReportsLocks
 from sglang_hybrid.core.checkpoints import Kind
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class _Pending:
     req: Req | None = None
 
 
-class HybridMambaComponent(MambaComponent):
+class HybridMambaComponent(ReportsLocks, MambaComponent):
     """SGLang's MAMBA component with Marconi's admission and our victim order.
 
     A state is attached at the depth at which it was taken, which may lie inside
@@ -222,16 +223,7 @@ class HybridMambaComponent(MambaComponent):
         if self._kept_tail is not None:
             req.kv.mamba_last_track_seqlen, self._kept_tail = self._kept_tail, None
 
-    # ---- locks and eviction ----
-
-    def acquire_component_lock(self, node, result, lock_host=False):
-        result = super().acquire_component_lock(node, result, lock_host)
-        self.cache.view.touch(node)
-        return result
-
-    def release_component_lock(self, node, params, lock_host=False):
-        super().release_component_lock(node, params, lock_host)
-        self.cache.view.touch(node)
+    # ---- eviction ----
 
     def evict_component(
         self, node, device_frees, host_frees, cache_actions, target=EvictLayer.DEVICE
