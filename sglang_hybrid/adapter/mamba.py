@@ -102,7 +102,11 @@ class HybridMambaComponent(ReportsLocks, MambaComponent):
 
     def _prepare_finished(self, req, insert_params, token_ids_len):
         """A finished request hands over the state it holds: no slot is needed."""
-        depth = super().prepare_for_caching_req(req, insert_params, token_ids_len, True)
+        depth = 0
+        # With --strip-thinking-cache less is kept than was computed, and under
+        # `no_buffer` there is only the state of all that was computed.
+        if self.cache.enable_mamba_extra_buffer or token_ids_len == req.kv.kv_committed_len:
+            depth = super().prepare_for_caching_req(req, insert_params, token_ids_len, True)
         prompt_end = min(self.cache.prefill_target(req), token_ids_len)
         self._settle_tail(req, has_later=depth > prompt_end)
         if depth == 0:
@@ -127,17 +131,22 @@ class HybridMambaComponent(ReportsLocks, MambaComponent):
     def _prepare_unfinished(self, req, insert_params, token_ids_len):
         """A request still running gives a copy (or its tracked slot) for a fresh slot."""
         config, tracked = self.cache.config, self.cache.enable_mamba_extra_buffer
-        is_middle = token_ids_len < self.cache.prefill_target(req)
+        rest = self.cache.prefill_target(req) - token_ids_len
+        is_middle = rest > 0
+        # What is left of the prompt may be too short for the forward to keep a state.
+        is_last = tracked and rest < self.mamba_checkpoint_grid
         depth = (req.kv.mamba_last_track_seqlen or 0) if tracked else token_ids_len
         if depth == req.mamba_branching_seqlen:
             kind, setting = req.hybrid_branch_kind, "always"
+        elif is_last:
+            kind, setting = Kind.DECODE_END, config.prompt_end
         elif is_middle:
             kind, setting = Kind.CHUNK, config.chunk_boundary
         else:
-            kind, setting = Kind.DECODE_END if tracked else Kind.PROMPT_END, config.prompt_end
+            kind, setting = Kind.PROMPT_END, config.prompt_end
         slot = self._admit(req, setting, depth) if depth else None
         if slot is None:
-            if tracked and depth and not is_middle:
+            if is_last and depth:
                 # It stays in the request's own buffer, to be handed over at the end.
                 self._kept_tail = depth
             return 0 if is_middle else token_ids_len
@@ -150,7 +159,7 @@ class HybridMambaComponent(ReportsLocks, MambaComponent):
                 pool.translate_mamba_indices(slot),
             )
             insert_params.mamba_value = slot
-        is_tail = tracked and not is_middle and kind == Kind.DECODE_END
+        is_tail = is_last and kind == Kind.DECODE_END
         self._pending = _Pending(depth, kind, req if is_tail else None)
         return depth if is_middle else token_ids_len
 
@@ -162,7 +171,7 @@ class HybridMambaComponent(ReportsLocks, MambaComponent):
         evict = (
             setting == "always"
             or view.has_first_victims()
-            or view.beats_victim(depth, req.prefix_len)
+            or view.beats_victim(depth, self.tree_core.node_by_id(req.last_node))
         )
         slot = self._take_slot(evict)
         if slot is None and not evict:

@@ -158,15 +158,25 @@ class TreeView:
         self.settle()
         return len(self.states.tiers[StateTier.FIRST]) > 0
 
-    def beats_victim(self, depth: int, hit_depth: int) -> bool:
-        """Whether a new checkpoint would be worth more than the victim it displaces."""
+    def beats_victim(self, depth: int, path: UnifiedTreeNode) -> bool:
+        """Whether a new checkpoint would be worth more than the victim it displaces.
+
+        Args:
+            depth: its depth, in tokens.
+            path: node of its sequence from which to look for live checkpoints above it.
+        """
         victim = self.state_victim()
         if victim is None:
             return False
+        while path.parent is not None and (
+            path.id not in self.checkpoints or self.checkpoints[path.id].depth >= depth
+        ):
+            path = path.parent
+        live_depth = self.depth_of(path)
         old = self.checkpoints[victim.id]
         new_weight = self.policy.weight(
-            self.costs.saved_flops(depth, hit_depth),
-            self.costs.state_bytes + self.costs.kv_bytes_per_token * (depth - hit_depth),
+            self.costs.saved_flops(depth, live_depth),
+            self.costs.state_bytes + self.costs.kv_bytes_per_token * (depth - live_depth),
         )
         old_weight = self._weight(victim, old, self.policy)
         heads = [(self.clock, depth, -1, new_weight, 0), (old.last_use, 0, 0, old_weight, 0)]

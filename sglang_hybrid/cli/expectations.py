@@ -196,10 +196,12 @@ class ExpectedCache:
                     kept = cut
             else:
                 kept = end = cut if start < cut < end else end
-            if kept > start and self._keeps(kept == cut, is_last=end == length):
+            # What is left may be too short for the forward to keep another state.
+            is_last = length - end < self.traits.checkpoint_grid
+            if kept > start and self._keeps(kept == cut, is_last=is_last):
                 self._states.add(prompt[:kept])
-            if self.traits.is_buffered and end == length and start < kept != cut:
-                tail = kept
+            if self.traits.is_buffered and is_last and kept > start:
+                tail = kept if kept != cut else 0
             start = end
         return tail
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from types import SimpleNamespace
 
 import torch
 from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
@@ -100,8 +99,9 @@ def make_cache(
     page_size: int = 1,
     costs: ModelCosts = COSTS,
     cache_class=HybridMarconiCache,
+    **server_args,
 ):
-    publish_server_args(page_size)
+    publish_server_args(page_size, **server_args)
     req_pool, allocator = make_pools(slots, tokens, rows, extra_buffer, page_size)
     params = CacheInitParams(
         disable=False,
@@ -229,7 +229,3 @@ def match_length(cache, tokens, extra_key=None) -> int:
     """Hit of ``tokens`` without a request (does not count as a use)."""
     params = MatchPrefixParams(key=RadixKey(array("q", tokens), extra_key))
     return cache.match_prefix(params).device_prefix_len
-
-
-def fake_request(**kwargs):
-    return SimpleNamespace(**kwargs)

@@ -88,3 +88,13 @@ def test_flush_forgets_everything():
     cache.token_to_kv_pool_allocator.clear()
     cache.check_integrity()
     assert not cache.view.checkpoints and driver.serve(range(1, 301)) == 0
+
+
+def test_a_state_beyond_the_tokens_that_are_kept_is_not_handed_over():
+    cache = make_cache({"prompt_end": "never"}, strip_thinking_cache=True)
+    driver = Driver(cache)
+    req = driver.start(range(1, 101))
+    req.reasoning_tokens = 2
+    driver.finish(req, [7, 8, 9, 10])
+    assert not cache.view.checkpoints
+    assert cache.full_evictable_size() == 100
