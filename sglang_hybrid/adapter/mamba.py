@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.unified_cache.components import EvictLayer, MambaComponent
+from sglang.srt.runtime_context import mamba_track_grid
 
 from sglang_hybrid.adapter.locks import ReportsLocks
 from sglang_hybrid.core.checkpoints import Kind
@@ -37,6 +38,7 @@ class HybridMambaComponent(ReportsLocks, MambaComponent):
 
     def __init__(self, cache, params):
         super().__init__(cache, params)
+        self.mamba_track_grid = mamba_track_grid(params.page_size)
         self._pending: _Pending | None = None
         self._kept_tail: int | None = None
 
@@ -105,7 +107,11 @@ class HybridMambaComponent(ReportsLocks, MambaComponent):
         depth = 0
         # With --strip-thinking-cache less is kept than was computed, and under
         # `no_buffer` there is only the state of all that was computed.
-        if self.cache.enable_mamba_extra_buffer or token_ids_len == req.kv.kv_committed_len:
+        tracked = self.cache.enable_mamba_extra_buffer
+        is_sound = (
+            not self._is_overwritten(req) if tracked else token_ids_len == req.kv.kv_committed_len
+        )
+        if is_sound:
             depth = super().prepare_for_caching_req(req, insert_params, token_ids_len, True)
         prompt_end = min(self.cache.prefill_target(req), token_ids_len)
         self._settle_tail(req, has_later=depth > prompt_end)
@@ -116,6 +122,39 @@ class HybridMambaComponent(ReportsLocks, MambaComponent):
         is_branch = depth == req.mamba_branching_seqlen
         self._pending = _Pending(depth, req.hybrid_branch_kind if is_branch else Kind.DECODE_END)
         return max(depth, prompt_end)
+
+    def _is_overwritten(self, req):
+        """Whether a decode step in flight writes the slot that would be handed over.
+
+        With the overlap schedule a step may run beyond the request's last token. If it
+        tracks a state, SGLang has turned `mamba_next_track_idx` away from its slot
+        already, so that the index equals that of the last state; else they share a slot.
+        """
+        kv, pool = req.kv, self.cache.req_to_token_pool
+        if pool.mamba_ping_pong_track_buffer_size != 2 or pool.enable_mamba_extra_buffer_lazy:
+            return False
+        in_flight = kv.kv_committed_len >= len(req.origin_input_ids) + len(req.output_ids)
+        return (
+            in_flight
+            and kv.kv_committed_len % self.mamba_track_grid == 0
+            and kv.mamba_next_track_idx != kv.mamba_last_track_idx
+        )
+
+    def _turn_track_index(self, req):
+        """Keep the first decode step's tracked state apart from the next one.
+
+        That step runs already when the prefill's result comes in. SGLang turns the index
+        of the tracking slot one result ahead of each tracked step, but not ahead of the
+        first: the step one interval later would then overwrite the last state in flight.
+        """
+        kv, pool = req.kv, self.cache.req_to_token_pool
+        if (
+            kv.mamba_next_track_idx is not None
+            and not pool.enable_mamba_extra_buffer_lazy
+            and kv.kv_committed_len > req.extend_end
+            and kv.kv_committed_len % self.mamba_track_grid == 0
+        ):
+            kv.mamba_next_track_idx = pool.get_mamba_ping_pong_other_idx(kv.mamba_next_track_idx)
 
     def _settle_tail(self, req, has_later):
         """What became of the state that the forward kept near the end of ``req``'s prompt.
@@ -229,6 +268,8 @@ class HybridMambaComponent(ReportsLocks, MambaComponent):
     def cleanup_after_caching_req(self, req, is_finished, insert_result=None, insert_params=None):
         self._pending = None
         super().cleanup_after_caching_req(req, is_finished, insert_result, insert_params)
+        if not is_finished and self.cache.enable_mamba_extra_buffer:
+            self._turn_track_index(req)
         if self._kept_tail is not None:
             req.kv.mamba_last_track_seqlen, self._kept_tail = self._kept_tail, None
 

@@ -120,6 +120,7 @@ NAMES: tuple[Name, ...] = (
         "sglang.srt.mem_cache.memory_pool:HybridReqToTokenPool",
         {
             "donate_mamba_ping_pong_slot": "self req new_slot",
+            "get_mamba_ping_pong_other_idx": "self mamba_next_track_idx",
             "translate_mamba_indices": "self mamba_indices",
         },
     ),
@@ -175,6 +176,7 @@ NAMES: tuple[Name, ...] = (
             "resolving_view": "server_args",
         },
     ),
+    *_of("sglang.srt.runtime_context", {"mamba_track_grid": "tree_page"}),
     *_of("sglang.srt.mem_cache.kv_cache_builder", {"uses_ssm_state": "model_config"}),
 )
 

@@ -4,6 +4,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import requests
 from workload import NOISE, REQUESTS, counters, first_difference, prompts, run
 
 
@@ -72,6 +73,36 @@ def test_conversations_with_short_answers_never_fall_a_turn_behind(served):
             assert response["meta_info"]["cached_tokens"] == last[i], (turn, i)
             last[i] = setup.reachable(len(talk) + 4)
             talk += response["output_ids"] + tokens(130, 100 * turn + i)
+
+
+def stop_at(server, prompt, length):
+    """Generate ``length`` tokens and stop at the last by its id; None if it came before."""
+    output = server.generate(prompt, length)["output_ids"]
+    if output[-1] in output[:-1]:
+        return None
+    server.flush()
+    params = {"temperature": 0, "max_new_tokens": length + 40, "stop_token_ids": [output[-1]]}
+    body = {"input_ids": prompt, "sampling_params": params}
+    response = requests.post(f"{server.url}/generate", json=body, timeout=120).json()
+    return output if response["meta_info"]["completion_tokens"] == length else None
+
+
+def test_a_state_that_a_step_in_flight_overwrites_is_not_handed_over(served):
+    # The first decode step lies on the grid, and so does the one beyond the stop.
+    server, _ = served
+    for seed in range(200, 260):
+        prompt = tokens(127, seed)
+        server.flush()
+        output = stop_at(server, prompt, 65)
+        if output is None:
+            continue
+        following = [*prompt, *output[:20], *tokens(3, seed)]
+        warm = server.generate(following, 12)["output_ids"]
+        server.flush()
+        assert server.generate(following, 12)["output_ids"] == warm, seed
+        if seed > 225:
+            return
+    pytest.fail("no prompt whose 65th token is new")
 
 
 def test_mixed_load_in_small_pools_answers_as_without_a_cache(served, reference):
