@@ -99,3 +99,5 @@ def _check_checkpoints(cache: HybridMarconiCache, nodes: list) -> None:
     assert view.states.keys() == unlocked, "state victims differ from unlocked states"
     leaves = {n.id for n in cache.tree_core.evictable_device_leaves}
     assert view.leaves.keys() == leaves, "leaf victims differ from evictable leaves"
+    stale = view.stale()
+    assert not stale, f"victims whose place is out of date: {stale}"

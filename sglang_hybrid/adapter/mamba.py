@@ -232,8 +232,7 @@ class HybridMambaComponent(ReportsLocks, MambaComponent):
         pending, self._pending = self._pending, None
         view = self.cache.view
         if is_new_leaf:
-            view.touch(node.parent)
-            view.touch(node)
+            view.grow(node)
         if params.mamba_value is None:
             result.mamba_exist = True  # there is no slot to keep
             return

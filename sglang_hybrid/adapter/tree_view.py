@@ -79,19 +79,22 @@ class TreeView:
     def tick(self) -> None:
         """A request was admitted."""
         self.clock += 1
+        if len(self._unsettled) > _MAX_UNSETTLED:
+            self.settle()
 
     def touch(self, node: UnifiedTreeNode) -> None:
         """``node``'s locks, children or key changed."""
         if node.parent is None:
             return
         self._unsettled[node.id] = node
-        if len(self._unsettled) > _MAX_UNSETTLED:
-            self.settle()
 
     def attach(self, node: UnifiedTreeNode, kind: Kind, depth: int) -> None:
         """``node`` received a state that was taken at ``depth`` tokens."""
         flops = self.costs.prefill_flops(depth)
-        self.checkpoints[node.id] = Checkpoint(depth, kind, flops, self.clock)
+        first = self._starts_as_first_victim(kind)
+        self.checkpoints[node.id] = Checkpoint(
+            depth, kind, flops, self.clock, is_first_victim=first
+        )
         self.touch(node)
         self._touch_neighbours(node)
 
@@ -104,7 +107,9 @@ class TreeView:
         # A leaf that stays without its state is locked, and touched when unlocked.
 
     def forget(self, node: UnifiedTreeNode) -> None:
-        """``node`` is about to leave the tree."""
+        """``node``, a leaf, is about to leave the tree."""
+        if len(node.parent.children) == 2:
+            self._touch_neighbours(node.parent)
         key = node.id
         if self.checkpoints.pop(key, None) is not None:
             self.states.discard(key)
@@ -113,6 +118,13 @@ class TreeView:
         self.leaves.discard(key)
         self.touch(node.parent)
 
+    def grow(self, leaf: UnifiedTreeNode) -> None:
+        """``leaf`` was added to the tree."""
+        self.touch(leaf)
+        self.touch(leaf.parent)
+        if len(leaf.parent.children) == 2:
+            self._touch_neighbours(leaf.parent)
+
     def consume(self, node: UnifiedTreeNode) -> None:
         """A request starts from ``node``'s state. Its ancestors are not refreshed."""
         checkpoint = self.checkpoints.get(node.id)
@@ -120,6 +132,7 @@ class TreeView:
             return
         checkpoint.hits += 1
         checkpoint.last_use = self.clock
+        checkpoint.is_first_victim = False
         self.used_kinds.add(checkpoint.kind)
         self.touch(node)
 
@@ -127,8 +140,9 @@ class TreeView:
         """A checkpoint of ``kind`` was asked for where ``node`` already holds one."""
         checkpoint = self.checkpoints[node.id]
         checkpoint.last_use = self.clock
-        if checkpoint.kind in self.first_victims:
+        if checkpoint.is_first_victim:
             checkpoint.kind = kind
+            checkpoint.is_first_victim = self._starts_as_first_victim(kind)
         self.touch(node)
 
     def reclassify(self, node: UnifiedTreeNode, kind: Kind) -> None:
@@ -136,8 +150,13 @@ class TreeView:
         checkpoint = self.checkpoints[node.id]
         if checkpoint.kind != Kind.BRANCH:
             checkpoint.kind = kind
+            checkpoint.is_first_victim = not checkpoint.hits and self._starts_as_first_victim(kind)
         checkpoint.last_use = self.clock
         self.touch(node)
+
+    def _starts_as_first_victim(self, kind: Kind) -> bool:
+        """Once one of its kind was hit, new checkpoints of the kind are ordinary ones."""
+        return kind in self.first_victims and kind not in self.used_kinds
 
     # ---- queries ----
 
@@ -204,6 +223,15 @@ class TreeView:
             for node in nodes.values():
                 self._place(node)
 
+    def stale(self) -> dict[int, tuple]:
+        """Candidates whose place is not what the tree says now. O(tree); for checks."""
+        self.settle()
+        before = self.states.snapshot()
+        for key in self.checkpoints:
+            self._place(self.tree_core.node_by_id(key))
+        after = self.states.snapshot()
+        return {k: (before.get(k), now) for k, now in after.items() if before.get(k) != now}
+
     def _place(self, node: UnifiedTreeNode) -> None:
         key = node.id
         checkpoint = self.checkpoints.get(key)
@@ -220,9 +248,7 @@ class TreeView:
             self.states.discard(key)
             self.leaves.discard(key)
             return
-        first = checkpoint.kind in self.first_victims and not (
-            checkpoint.hits or checkpoint.kind in self.used_kinds
-        )
+        first = checkpoint.is_first_victim
         weight = self._weight(node, checkpoint, SPREAD if first else self.policy)
         place = (weight, checkpoint.last_use, checkpoint.depth)
         if first:
@@ -273,12 +299,11 @@ class TreeView:
         return bool(node.children)
 
     def _touch_neighbours(self, node: UnifiedTreeNode) -> None:
-        """A state came or went at ``node``: its nearest live neighbours see it."""
+        """A state or a fork came or went at ``node``: its nearest live neighbours see it."""
         above = node.parent
-        while above.parent is not None and above.id not in self.checkpoints:
+        while above is not None and above.id not in self.checkpoints:
             above = above.parent
-        checkpoint = self.checkpoints.get(above.id)
-        if checkpoint is not None and checkpoint.kind in ENDS:
+        if above is not None and self.checkpoints[above.id].kind in ENDS:
             self.touch(above)
         self._touch_live_below(node)
 

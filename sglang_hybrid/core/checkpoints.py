@@ -32,6 +32,7 @@ class Checkpoint:
         prefill_flops: FLOPs to prefill ``depth`` tokens from nothing.
         last_use: clock of its last use (made, asked for again, or consumed).
         hits: times its state was consumed.
+        is_first_victim: whether it goes before all that admission asked for.
     """
 
     depth: int
@@ -39,6 +40,7 @@ class Checkpoint:
     prefill_flops: float
     last_use: int
     hits: int = 0
+    is_first_victim: bool = False
 
 
 ENDS = (Kind.DECODE_END, Kind.PROMPT_END)

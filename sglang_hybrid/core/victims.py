@@ -138,6 +138,10 @@ class VictimTiers:
     def keys(self) -> set[int]:
         return set(self._tier_of)
 
+    def snapshot(self) -> dict[int, tuple[int, Entry]]:
+        """Tier and entry of every candidate, for checks."""
+        return {key: (tier, self.tiers[tier]._entries[key]) for key, tier in self._tier_of.items()}
+
     def victim(self, now: int) -> int | None:
         for index in self.tiers:
             victim = index.victim(now)

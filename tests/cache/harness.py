@@ -166,6 +166,22 @@ class Driver:
         release_kv_cache(req, self.cache, checkpoint=True)
         self.cache.check_integrity()
 
+    def abort(self, req):
+        """Release a running request without a checkpoint, as after an abort or a retraction."""
+        from sglang.srt.managers.schedule_batch import FINISH_ABORT
+        from sglang.srt.mem_cache.common import release_kv_cache
+
+        req.finished_reason = FINISH_ABORT("aborted")
+        release_kv_cache(req, self.cache, checkpoint=False)
+        self.cache.check_integrity()
+
+    def has_room(self, tokens: int) -> bool:
+        """Whether the scheduler would admit a request of so many tokens."""
+        allocator = self.cache.token_to_kv_pool_allocator
+        kv = allocator.available_size() + self.cache.full_evictable_size()
+        # A hit of the request may be locked, which takes it out of both.
+        return kv >= 2 * tokens and self.cache.free_state_slots() >= 2
+
     def serve(self, prompt, output=(7, 8, 9), extra_key=None) -> int:
         """One whole request; returns the tokens it hit."""
         req = self.start(prompt, extra_key)

@@ -1,0 +1,76 @@
+"""Random requests over tiny pools: nothing is lost, and every state is at its node."""
+
+import random
+
+import pytest
+from harness import Driver, make_cache, signature
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
+
+CONFIGS = [
+    {"policy": policy, "prompt_end": end, "bucket_width": width}
+    for policy, end, width in (
+        ("utility", "auto", 0.25),
+        ("utility", "always", 0),
+        ("marconi", "auto", 0),
+        ("marconi", "never", 0.25),
+        ("lru", "auto", 0.25),
+        ("lru", "always", 0.25),
+    )
+]
+
+
+def check_states(cache):
+    """Each checkpoint's slot holds the state of exactly its node's tokens."""
+    temporal = cache.req_to_token_pool.mamba_pool.mamba_cache.temporal
+    for key in cache.view.checkpoints:
+        node, tokens = cache.tree_core.node_by_id(key), []
+        slot = node.component_data[ComponentType.MAMBA].value[0]
+        while node.parent is not None:
+            tokens[:0] = node.key.token_ids[: len(node.key)]
+            node = node.parent
+        assert float(temporal[0, slot].flatten()[0]) == signature(tokens)
+
+
+def random_prompt(rng, history):
+    if history and rng.random() < 0.6:
+        old = rng.choice(history)
+        prompt = old[: rng.randrange(1, len(old) + 1)]
+    else:
+        start = rng.choice([1, 1, 300])
+        prompt = list(range(start, start + rng.randrange(1, 140)))
+    return (prompt + [rng.randrange(900, 903) for _ in range(rng.randrange(8))])[:150]
+
+
+@pytest.mark.parametrize("seed", range(len(CONFIGS)))
+def test_random_requests_in_tiny_pools(seed):
+    rng = random.Random(seed)
+    config = {**CONFIGS[seed], "min_gain_tokens": rng.choice([1, 16])}
+    cache = make_cache(config, slots=rng.choice([4, 6, 12]), tokens=rng.choice([600, 1500]), rows=4)
+    driver = Driver(cache, chunk=rng.choice([8, 32, 64]))
+    running, history = [], []
+    for _ in range(250):
+        action = rng.random()
+        if action < 0.5:
+            prompt, space = random_prompt(rng, history), rng.choice([None, None, "a"])
+            if len(running) < 3 and driver.has_room(len(prompt)):
+                running.append(driver.start(prompt, space))
+        elif running and action < 0.9:
+            req = running.pop(rng.randrange(len(running)))
+            output = [rng.randrange(900, 903) for _ in range(rng.randrange(1, 9))]
+            if action < 0.6 or not driver.has_room(len(output)):
+                driver.abort(req)
+            else:
+                driver.finish(req, output)
+                history = [*history[-11:], [*req.origin_input_ids, *output]]
+        elif action < 0.97:
+            cache.evict(EvictParams(num_tokens=rng.randrange(60), mamba_num=rng.randrange(3)))
+        elif not running:
+            cache.reset()
+            cache.req_to_token_pool.clear()
+            cache.token_to_kv_pool_allocator.clear()
+        cache.check_integrity()
+        check_states(cache)
+    for req in running:
+        driver.abort(req)
+    assert cache.counters.hit_tokens and cache.counters.evicted_states
