@@ -146,6 +146,12 @@ class HybridMarconiCache(UnifiedRadixCache):
         self._check_if_strict()
         return result
 
+    def _component_available_size(self, component_type):
+        if component_type is ComponentType.MAMBA:
+            # Asked for several times per victim; `len` of a tensor is a slow call.
+            return self.req_to_token_pool.mamba_allocator.free_slots.numel()
+        return super()._component_available_size(component_type)
+
     def _check_if_strict(self) -> None:
         if self.config.strict:
             self.check_integrity()

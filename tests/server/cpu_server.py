@@ -50,7 +50,12 @@ class CpuServer:
         return response.json()
 
     def flush(self) -> None:
-        requests.post(f"{self.url}/flush_cache", timeout=60).raise_for_status()
+        """Empty the cache. Refused by SGLang while the last batch is still being finished."""
+        deadline = time.monotonic() + 60
+        while not (response := requests.post(f"{self.url}/flush_cache", timeout=60)).ok:
+            if time.monotonic() > deadline:
+                response.raise_for_status()
+            time.sleep(_POLL_S / 10)
 
 
 @contextlib.contextmanager
