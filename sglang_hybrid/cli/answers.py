@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,9 @@ import requests
 
 OUTPUT_TOKENS = 12
 """Tokens of every answer."""
+
+_IDLE_WITHIN_S = 2.0
+"""A server that is not idle by then has other traffic."""
 
 
 class VerifyError(RuntimeError):
@@ -89,8 +93,16 @@ class Client:
         return info
 
     def flush(self) -> bool:
-        """Empty the cache; False if the server is busy."""
-        return self._call("POST", "/flush_cache").status_code == 200
+        """Empty the cache; False if the server is busy.
+
+        SGLang refuses for a moment after a reply, while it finishes that batch.
+        """
+        deadline = time.monotonic() + _IDLE_WITHIN_S
+        while self._call("POST", "/flush_cache").status_code != 200:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
 
     def generate(self, prompt: Sequence[int], salt: str) -> Answer:
         body = {
