@@ -22,7 +22,7 @@ REFUSED = {
     (*CACHE, "--cache-config", '{"policy": "x"}'): ['policy = "x"', "allowed: ", "correct it"],
     (*CACHE, "--cache-config", '{"ghost_forks": 1}'): ["ghost_forks", "not available"],
     (*CACHE, "--cache-config", "{"): ["not valid JSON", "check quotes"],
-    (*CACHE, "--cache-config", '{"alpha": NaN}'): ["alpha = NaN", "allowed: a finite number"],
+    (*CACHE, "--cache-config", '{"alpha": NaN}'): ["alpha = NaN", "allowed: a number from 0"],
     (*CACHE, "--radix-eviction-policy", "lru"): ["--radix-eviction-policy lru", "--cache-config"],
     (*CACHE, "--radix-eviction-policy=slru"): ["--radix-eviction-policy slru", "--cache-config"],
     (*CACHE, "--radix-eviction-policy-config", '{"a": 1}'): ["--radix-eviction-policy-config"],
