@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from sglang.srt.mem_cache.unified_cache.components import FullComponent
 
-from sglang_hybrid.adapter.locks import ReportsLocks
+from sglang_hybrid.adapter.view_driven import ViewDriven
 
 
-class HybridFullComponent(ReportsLocks, FullComponent):
-    """SGLang's FULL component with our victim order.
-
-    The stock component builds a heap over all leaves at every call; here the
-    index is kept up to date by events.
-    """
+class HybridFullComponent(ViewDriven, FullComponent):
+    """SGLang's FULL component with our victim order."""
 
     def discard_deleted_session_leaf(self, node):
         # The one place that every deletion of a node passes.
@@ -23,9 +19,6 @@ class HybridFullComponent(ReportsLocks, FullComponent):
         super().redistribute_on_node_split(new_parent, child)
         self.cache.view.touch(child)
 
-    def _evict_device_start(self, request_cnt):
-        self._evict_device_request_cnt = request_cnt
-
     def _evict_device_next_node(self, tracker, device_frees, host_frees, cache_actions):
         if tracker[self.component_type] >= self._evict_device_request_cnt:
             return None
@@ -34,6 +27,3 @@ class HybridFullComponent(ReportsLocks, FullComponent):
             return None
         self.cache.counters.evicted_leaves += 1
         return victim.id
-
-    def _evict_device_end(self):
-        pass

@@ -9,7 +9,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.unified_cache.components import EvictLayer, MambaComponent
 from sglang.srt.runtime_context import mamba_track_grid
 
-from sglang_hybrid.adapter.locks import ReportsLocks
+from sglang_hybrid.adapter.view_driven import ViewDriven
 from sglang_hybrid.core.checkpoints import Kind
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class _Pending:
     req: Req | None = None
 
 
-class HybridMambaComponent(ReportsLocks, MambaComponent):
+class HybridMambaComponent(ViewDriven, MambaComponent):
     """SGLang's MAMBA component with Marconi's admission and our victim order.
 
     A state is attached at the depth at which it was taken, which may lie inside
@@ -283,9 +283,6 @@ class HybridMambaComponent(ReportsLocks, MambaComponent):
             self.cache.counters.evicted_states += freed[0]
         return freed
 
-    def _evict_device_start(self, request_cnt):
-        self._evict_device_request_cnt = request_cnt
-
     def _evict_device_next_node(self, tracker, device_frees, host_frees, cache_actions):
         if tracker[self.component_type] >= self._evict_device_request_cnt:
             return None
@@ -305,6 +302,3 @@ class HybridMambaComponent(ReportsLocks, MambaComponent):
             tracker=tracker,
         )
         return None
-
-    def _evict_device_end(self):
-        pass

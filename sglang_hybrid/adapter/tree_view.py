@@ -2,7 +2,7 @@
 
 Keeps, beside the tree, one `Checkpoint` per live state and two victim indexes:
 state slots (MAMBA component) and KV leaves (FULL component). The components
-report local events with `touch`, `attach`, `detach` and `forget`; the nodes
+report local events (`touch`, `attach`, `detach`, `grow`, `forget`); the nodes
 concerned are placed anew when a request's checkpoint is done, at latest before
 the next victim is chosen: an event is paid for once and the tree is never scanned.
 """
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     )
 
 MAMBA = ComponentType.MAMBA
-FULL = ComponentType.FULL
 
 # Bounds the work that matches and locks without a checkpoint can put off.
 _MAX_UNSETTLED = 512
