@@ -1,0 +1,1 @@
+"""Replay of request traces: what a cache would do, without a GPU, torch or SGLang."""
