@@ -17,6 +17,14 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
+from sglang_hybrid.core.scores import (
+    efficiency_gain,
+    efficiency_weight,
+    linear_recency,
+    utility_loss,
+    utility_weight,
+)
+
 MAX_ALPHA = 1e6
 """Beyond it only efficiency counts, and losses would leave the range of floats."""
 
@@ -89,7 +97,6 @@ class Utility:
     """
 
     name = "utility"
-    LN_SUPERSEDED = math.log(0.1)
 
     def __init__(self, alpha: float = 0.5) -> None:
         self.alpha = checked_alpha(alpha)
@@ -97,14 +104,10 @@ class Utility:
     def weight(
         self, saved_flops: float, freed_bytes: float, hits: int = 0, superseded: bool = False
     ) -> float:
-        weight = self.alpha * math.log(saved_flops / freed_bytes)
-        if hits:
-            weight += 0.5 * math.log1p(hits)
-        return weight + self.LN_SUPERSEDED if superseded else weight
+        return utility_weight(self.alpha, saved_flops, freed_bytes, hits, superseded)
 
     def losses(self, heads: Sequence[Entry], now: int) -> list[float]:
-        log = math.log
-        return [head[3] - log(now - head[0]) for head in heads]
+        return [utility_loss(head[3], now - head[0]) for head in heads]
 
     def pick(self, heads: Sequence[Entry], now: int) -> Entry:
         # Agrees with `losses`, in one pass: this runs for every victim.
@@ -133,17 +136,15 @@ class Marconi:
     def weight(
         self, saved_flops: float, freed_bytes: float, hits: int = 0, superseded: bool = False
     ) -> float:
-        return math.log(saved_flops / freed_bytes)
+        return efficiency_weight(saved_flops, freed_bytes)
 
     def losses(self, heads: Sequence[Entry], now: int) -> list[float]:
         oldest = min(head[0] for head in heads)
         efficiencies = [math.exp(head[3]) for head in heads]
         lowest = min(efficiencies)
-        span = max(efficiencies) - lowest
-        gain = self.alpha / span if span > 0 else 0.0
-        age_span = now - oldest
+        gain = efficiency_gain(self.alpha, lowest, max(efficiencies))
         return [
-            (head[0] - oldest) / age_span + (efficiency - lowest) * gain
+            linear_recency(head[0], oldest, now) + (efficiency - lowest) * gain
             for head, efficiency in zip(heads, efficiencies, strict=True)
         ]
 

@@ -58,6 +58,11 @@ class Admission:
                     f"admission {self.name!r}: {field.name} = {value} is not allowed; allowed: "
                     f"an integer from {least} to {2**31 - 1}"
                 )
+        if self.block_tokens and self.first_victims:
+            raise ValueError(
+                f"admission {self.name!r}: block_tokens = {self.block_tokens} is not allowed with "
+                "first_victims; allowed: one of the two"
+            )
         if not (self.branch or self.decode_end or self.prompt_end or self.block_tokens) and (
             not self.chunk_tokens
         ):

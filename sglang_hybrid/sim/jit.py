@@ -7,6 +7,7 @@ threads replay side by side.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -21,7 +22,28 @@ def compiled(function: F) -> F:
     return result
 
 
-def inlined(function: F) -> F:
-    """The same for small functions that run per candidate."""
-    result: F = numba.njit(cache=True, nogil=True, inline="always")(function)
+def internal(function: F) -> F:
+    """``function``, compiled for compiled callers only.
+
+    Without what Python needs to call it, and without reference counts of the arrays, which
+    the caller holds: both would cost more than the work itself.
+    """
+    result: F = numba.njit(
+        cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False
+    )(function)
     return result
+
+
+def compiled_with(function: F, **replacements: Any) -> F:
+    """A compiled copy of ``function`` in which global names stand for ``replacements``.
+
+    Code of `core` is plain Python, so what it calls must be replaced by compiled copies.
+    """
+    copy = types.FunctionType(
+        function.__code__,
+        {**function.__globals__, **replacements},
+        function.__name__,
+        function.__defaults__,
+    )
+    copy.__module__, copy.__qualname__ = function.__module__, function.__qualname__
+    return internal(copy)  # type: ignore[return-value]

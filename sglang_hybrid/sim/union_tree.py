@@ -34,6 +34,7 @@ class UnionTree:
         end_node: where its sequence ends, int32[R].
         turn: min(2, number of earlier sequences that end on its prompt), int8[R].
         input_len, output_len: tokens, int64[R].
+        system_len: end of the system message, -1 where unknown, int64[R].
     """
 
     parent: Int32Array
@@ -45,6 +46,7 @@ class UnionTree:
     turn: NDArray[np.int8]
     input_len: IntArray
     output_len: IntArray
+    system_len: IntArray
 
     @property
     def num_nodes(self) -> int:
@@ -79,7 +81,7 @@ def compile_trace(trace: Trace) -> UnionTree:
         trace.input_len,
         trace.output_len,
     )
-    return UnionTree(*nodes, trace.input_len, trace.output_len)
+    return UnionTree(*nodes, trace.input_len, trace.output_len, trace.system_len)
 
 
 @compiled

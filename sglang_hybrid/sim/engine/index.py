@@ -1,0 +1,254 @@
+"""Victim index: a pairing heap per bucket of weight, oldest use first.
+
+Inside a bucket the order is (last use, depth), for all time, so only the roots compete
+(`core.victims` is the same index in plain Python). States join when their facts are
+known and leave when they are used, change their facts, or go.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sglang_hybrid.core import scores
+from sglang_hybrid.sim.engine.cache import (
+    DIRTY,
+    FIRST,
+    GDSF,
+    GDSF_ONE,
+    HYPERBOLIC,
+    LINEAR,
+    LRU,
+    NORMAL,
+    OFFLINE,
+    SEGLEN,
+    STATES,
+    TLRU,
+    UTILITY,
+)
+from sglang_hybrid.sim.engine.future import next_use
+from sglang_hybrid.sim.engine.residency import live_ancestor, mark, prefill_flops
+from sglang_hybrid.sim.jit import compiled, compiled_with, internal
+
+utility_weight = compiled_with(scores.utility_weight)
+efficiency_weight = compiled_with(scores.efficiency_weight)
+ENDS_DECODE, ENDS_PROMPT = 0, 2  # Kind.DECODE_END, Kind.PROMPT_END
+
+
+@internal
+def weigh(c, n):
+    """Facts and weight of state ``n``."""
+    nodes = c.nodes
+    node, rules = nodes[n], c.rules[0]
+    live = live_ancestor(c, n)
+    node.saved = prefill_flops(c, np.int64(node.depth)) - prefill_flops(
+        c, np.int64(nodes[live].depth)
+    )
+    node.freed = rules.state_bytes
+    if node.children == 0:
+        above = node.parent
+        while above > 0 and nodes[above].slot < 0 and nodes[above].children < 2:
+            above = nodes[above].parent
+        node.freed += rules.kv_bytes * (node.depth - nodes[above].depth)
+    is_end = node.kind in (ENDS_DECODE, ENDS_PROMPT)
+    superseded = is_end and node.children == 1
+    policy = rules.policy
+    if node.is_first:
+        node.weight = utility_weight(1.0, node.saved, node.freed, node.hits, superseded)
+    elif policy == UTILITY:
+        node.weight = utility_weight(rules.alpha, node.saved, node.freed, node.hits, superseded)
+    elif policy in (LINEAR, HYPERBOLIC):
+        node.weight = efficiency_weight(node.saved, node.freed)
+    elif policy == GDSF:
+        node.weight = (1 + node.hits) * node.saved / node.freed
+    elif policy == GDSF_ONE:
+        node.weight = (1 + node.hits) / node.freed
+    elif policy == SEGLEN:
+        node.weight = node.depth - nodes[live].depth
+    elif policy == TLRU:
+        node.weight = node.longest - nodes[live].depth
+    else:
+        node.weight = 0.0
+    if policy == OFFLINE:
+        node.weight = node.saved / node.freed
+
+
+@internal
+def bucket_of(c, n):
+    """Bucket of ``n``'s weight."""
+    rules = c.rules[0]
+    if rules.policy == LRU and not c.nodes[n].is_first:
+        return np.int64(0)
+    return np.int64(math.floor(c.nodes[n].weight / rules.bucket_width))
+
+
+@internal
+def settle(c, now):
+    """Compute the facts of all marked states and put them where they belong."""
+    nodes, rules = c.nodes, c.rules[0]
+    for i in range(c.counts[DIRTY]):
+        n = c.dirty[i]
+        node = nodes[n]
+        node.is_dirty = False
+        if node.slot < 0:
+            continue
+        if rules.policy == OFFLINE:
+            node.next_use = next_use(c, n, now)
+        weigh(c, n)
+        if rules.use_index:
+            _place(c, n)
+    c.counts[DIRTY] = 0
+
+
+@internal
+def _place(c, n):
+    node = c.nodes[n]
+    tier = FIRST if node.is_first else NORMAL
+    limit = 1 if node.is_first else c.rules[0].max_children
+    is_candidate = node.children <= limit and node.pins == 0
+    if node.indexed:
+        stays = is_candidate and node.indexed == tier + 1
+        if stays and node.bucket == bucket_of(c, n):
+            return
+        leave_index(c, n)
+    if is_candidate:
+        _join(c, n, tier)
+
+
+@internal
+def head(c, tier, i):
+    """The oldest unpinned member of the ``i``-th bucket, or -1 if that left it empty."""
+    while True:
+        n = c.bucket_roots[tier, i]
+        if c.nodes[n].pins == 0:
+            return n
+        if c.nodes[n].heap_child < 0:
+            leave_index(c, n)
+            return np.int32(-1)
+        leave_index(c, n)
+
+
+@internal
+def touch(c, n, now, base):
+    """State ``n`` is used or asked for again at ``now``."""
+    node = c.nodes[n]
+    if node.indexed:
+        leave_index(c, n)
+    node.last_use, node.base = now, base
+    mark(c, n)
+
+
+@compiled
+def reindex(c):
+    """Forget the index and mark every state: the rules have changed."""
+    for tier in (FIRST, NORMAL):
+        c.buckets[tier] = 0
+    for i in range(c.counts[STATES]):
+        n = c.slots[i]
+        c.nodes[n].indexed = 0
+        mark(c, n)
+
+
+# ---- heaps ----
+
+
+@internal
+def _precedes(c, a, b):
+    one, other = c.nodes[a], c.nodes[b]
+    if one.last_use != other.last_use:
+        return one.last_use < other.last_use
+    return one.depth < other.depth
+
+
+@internal
+def _meld(c, a, b):
+    nodes = c.nodes
+    if _precedes(c, b, a):
+        a, b = b, a
+    first = nodes[a].heap_child
+    nodes[b].heap_next, nodes[b].heap_prev = first, a
+    if first >= 0:
+        nodes[first].heap_prev = b
+    nodes[a].heap_child = b
+    return a
+
+
+@internal
+def _meld_children(c, n):
+    """One heap of the children of ``n``, in two passes; -1 if there are none."""
+    nodes = c.nodes
+    at, pairs = nodes[n].heap_child, np.int32(-1)
+    while at >= 0:
+        other = nodes[at].heap_next
+        following = np.int32(-1)
+        nodes[at].heap_next = nodes[at].heap_prev = -1
+        if other >= 0:
+            following = nodes[other].heap_next
+            nodes[other].heap_next = nodes[other].heap_prev = -1
+            at = _meld(c, at, other)
+        nodes[at].heap_next = pairs
+        pairs = at
+        at = following
+    root = np.int32(-1)
+    while pairs >= 0:
+        following = nodes[pairs].heap_next
+        nodes[pairs].heap_next = nodes[pairs].heap_prev = -1
+        root = pairs if root < 0 else _meld(c, root, pairs)
+        pairs = following
+    return root
+
+
+@internal
+def _find_bucket(c, tier, key):
+    for i in range(c.buckets[tier]):
+        if c.bucket_keys[tier, i] == key:
+            return i
+    return -1
+
+
+@internal
+def _join(c, n, tier):
+    node = c.nodes[n]
+    node.bucket = bucket_of(c, n)
+    node.heap_child = node.heap_next = node.heap_prev = -1
+    node.indexed = tier + 1
+    i = _find_bucket(c, tier, node.bucket)
+    if i < 0:
+        i = c.buckets[tier]
+        c.buckets[tier] = i + 1
+        c.bucket_keys[tier, i] = node.bucket
+        c.bucket_roots[tier, i] = n
+    else:
+        c.bucket_roots[tier, i] = _meld(c, c.bucket_roots[tier, i], n)
+
+
+@internal
+def leave_index(c, n):
+    """Take ``n`` out of its heap."""
+    nodes = c.nodes
+    node = nodes[n]
+    tier = node.indexed - 1
+    i = _find_bucket(c, tier, node.bucket)
+    if c.bucket_roots[tier, i] == n:
+        root = _meld_children(c, n)
+        if root < 0:
+            last = c.buckets[tier] - 1
+            c.buckets[tier] = last
+            c.bucket_keys[tier, i] = c.bucket_keys[tier, last]
+            c.bucket_roots[tier, i] = c.bucket_roots[tier, last]
+        else:
+            c.bucket_roots[tier, i] = root
+    else:
+        before, after = node.heap_prev, node.heap_next
+        if nodes[before].heap_child == n:
+            nodes[before].heap_child = after
+        else:
+            nodes[before].heap_next = after
+        if after >= 0:
+            nodes[after].heap_prev = before
+        rest = _meld_children(c, n)
+        if rest >= 0:
+            c.bucket_roots[tier, i] = _meld(c, c.bucket_roots[tier, i], rest)
+    node.heap_child = node.heap_next = node.heap_prev = -1
+    node.indexed = 0

@@ -1,0 +1,137 @@
+"""Admission: the depths at which a request's states are wanted (docs/simulator.md)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sglang_hybrid.core.checkpoints import Kind
+from sglang_hybrid.sim.engine.residency import cut
+from sglang_hybrid.sim.jit import compiled, internal
+
+DECODE_END, BRANCH, PROMPT_END = int(Kind.DECODE_END), int(Kind.BRANCH), int(Kind.PROMPT_END)
+CHUNK, SYSTEM_END = int(Kind.CHUNK), int(Kind.SYSTEM_END)
+
+
+@compiled
+def most_positions(c, r):
+    """An upper bound on the positions of request ``r``."""
+    rules = c.rules[0]
+    total = c.input_len[r] + c.output_len[r]
+    most = 8 + rules.ghost_forks
+    if rules.block > 0:
+        most += total // rules.block + 1
+    if rules.chunk > 0:
+        most += c.input_len[r] // rules.chunk + 1
+    return most
+
+
+@internal
+def _want(c, count, depth, kind):
+    """Add a position to the first ``count``, which are sorted; one that is there keeps its kind."""
+    depths, kinds = c.plan_depth, c.plan_kind
+    at = count
+    while at > 0 and depths[at - 1] > depth:
+        at -= 1
+    if at > 0 and depths[at - 1] == depth:
+        return count
+    for i in range(count, at, -1):
+        depths[i], kinds[i] = depths[i - 1], kinds[i - 1]
+    depths[at], kinds[at] = depth, kind
+    return count + 1
+
+
+@internal
+def plan(c, r, hit, matched):
+    """Fill `plan_depth` and `plan_kind`, by rising depth; returns how many."""
+    rules = c.rules[0]
+    length = c.input_len[r]
+    nearest = hit + rules.min_gain
+    count = np.int64(0)
+    if rules.branch > 0:
+        depth = matched if matched < length else length - 1
+        depth -= depth % rules.branch
+        if (matched < length or rules.branch_full) and depth >= nearest:
+            count = _want(c, count, depth, BRANCH)
+    if rules.ghost_forks > 0:
+        count = _ghost_forks(c, r, count, nearest)
+    if rules.system_end and nearest <= c.system_len[r] < length:
+        count = _want(c, count, c.system_len[r], SYSTEM_END)
+    count = plan_output(c, r, hit, count)
+    if rules.chunk > 0:
+        return _chunks(c, r, hit, count)
+    if rules.prompt_end > 0:
+        depth = length - length % rules.prompt_end
+        if depth > hit:
+            count = _want(c, count, depth, PROMPT_END)
+    return count
+
+
+@internal
+def plan_output(c, r, beyond, count):
+    """Positions that do not depend on what is resident: blocks and the last token."""
+    rules = c.rules[0]
+    total = c.input_len[r] + c.output_len[r]
+    if rules.block > 0:
+        for depth in range((beyond // rules.block + 1) * rules.block, total + 1, rules.block):
+            count = _want(c, count, depth, CHUNK)
+    if rules.decode_end == 1:
+        count = _want(c, count, total, DECODE_END)
+    elif rules.decode_end > 1:
+        depth = total - total % rules.decode_end
+        if depth > c.input_len[r]:
+            count = _want(c, count, depth, DECODE_END)
+    return count
+
+
+@internal
+def _ghost_forks(c, r, count, nearest):
+    """The deepest forks of the prompt, ever seen before this request (or in it)."""
+    rules, nodes = c.rules[0], c.nodes
+    latest = r if rules.ghost_self else r - 1
+    left = rules.ghost_forks
+    n = c.prompt_node[r]
+    while n > 0 and left > 0 and nodes[n].depth >= nearest:
+        if nodes[n].fork_time <= latest and nodes[n].depth < c.input_len[r]:
+            count = _want(c, count, np.int64(nodes[n].depth), BRANCH)
+            left -= 1
+        n = nodes[n].parent
+    return count
+
+
+@internal
+def _chunks(c, r, hit, count):
+    """Ends of the prefill's chunks; the last one is the end of the prompt."""
+    rules = c.rules[0]
+    length = c.input_len[r]
+    grid = max(1, rules.prompt_end)
+    branches = count  # chunk ends are added behind what has been planned so far
+    start = hit
+    while start < length:
+        end = min(start + rules.chunk, length)
+        depth = end - (end - start) % grid
+        is_last = end == length
+        wanted = depth > start and (not is_last or rules.prompt_end > 0)
+        if wanted and rules.chunk_or_branch:
+            for i in range(branches):
+                if c.plan_kind[i] == BRANCH and start < c.plan_depth[i] <= end:
+                    wanted = False
+        if wanted:
+            before = count
+            count = _want(c, count, depth, PROMPT_END if is_last else CHUNK)
+            branches += count - before
+        start = end
+    return count
+
+
+@internal
+def find_nodes(c, r, count):
+    """Fill `plan_node`, with new cuts where there is no node yet."""
+    nodes = c.nodes
+    n = c.end_node[r]
+    for i in range(count - 1, -1, -1):
+        depth = c.plan_depth[i]
+        while nodes[nodes[n].parent].depth >= depth:
+            n = nodes[n].parent
+        if nodes[n].depth > depth:
+            n = cut(c, n, depth)
+        c.plan_node[i] = n

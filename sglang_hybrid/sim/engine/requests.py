@@ -1,0 +1,329 @@
+"""The steps of one request (docs/simulator.md, "One request")."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sglang_hybrid.sim.engine.cache import (
+    DENSITY,
+    FIRST_STATES,
+    HYPERBOLIC,
+    INFLATION,
+    KV,
+    LINEAR,
+    LRU,
+    PINNED_KV,
+    PINNED_STATES,
+    RESERVED_KV,
+    RESERVED_STATES,
+    STATES,
+    TLRU,
+    USED_KINDS,
+    UTILITY,
+)
+from sglang_hybrid.sim.engine.index import (
+    efficiency_weight,
+    settle,
+    touch,
+    utility_weight,
+)
+from sglang_hybrid.sim.engine.plan import CHUNK, PROMPT_END, find_nodes, plan, plan_output
+from sglang_hybrid.sim.engine.residency import (
+    add_edge,
+    add_state,
+    drop_stateless,
+    live_ancestor,
+    mark,
+    pin,
+    prefill_flops,
+    unpin,
+    use_path,
+)
+from sglang_hybrid.sim.engine.victims import (
+    choose,
+    choose_first,
+    choose_normal,
+    count_event,
+    density_class,
+    evict,
+    oldest_walked_leaf,
+)
+from sglang_hybrid.sim.jit import internal
+from sglang_hybrid.sim.policies import marconi, utility
+
+REJECTED, CACHED, WAITS = range(3)
+
+# What is remembered of a running request: places in its row of jobs.
+REQUEST, HIT, MATCHED, KV_END, HELD_KV, HELD_STATES, TAIL, STATUS, JOB_SIZE = range(9)
+
+
+@internal
+def begin(c, r, job, is_serial, may_wait):
+    """Steps 1-8 of request ``r``; fills ``job`` and returns its status.
+
+    A serial request's output enters at once; otherwise its space is only reserved.
+    """
+    nodes = c.nodes
+    length = c.input_len[r]
+    n = c.prompt_node[r]
+    while not nodes[n].resident:
+        n = nodes[n].parent
+    matched_node, matched = n, np.int64(nodes[n].depth)
+    while n > 0 and (nodes[n].slot < 0 or nodes[n].depth > length - 1):
+        n = nodes[n].parent
+    hit_node, hit = n, np.int64(nodes[n].depth)
+    n = c.end_node[r]
+    while not nodes[n].resident:
+        n = nodes[n].parent
+    resident = np.int64(nodes[n].depth)
+
+    count = plan(c, r, hit, matched)
+    find_nodes(c, r, count)
+    kv_end = length + c.output_len[r]
+    if c.rules[0].truncate:
+        kv_end = max(resident, c.plan_depth[count - 1]) if count else resident
+    new_states = np.int64(0)
+    for i in range(count):
+        if _is_asked_for(c, c.plan_kind[i]) and nodes[c.plan_node[i]].slot < 0:
+            new_states += 1
+    pin(c, c.end_node[r])
+    job[REQUEST], job[HIT], job[MATCHED], job[KV_END] = r, hit, matched, kv_end
+    job[HELD_KV], job[HELD_STATES], job[TAIL] = kv_end - resident, new_states, -1
+    status = CACHED if _fits_beside_pinned(c, job) else REJECTED
+    if status == REJECTED and may_wait:
+        unpin(c, c.end_node[r])
+        job[STATUS] = WAITS
+        return WAITS
+    _touch(c, r, matched_node, hit_node)
+    _renew(c, r, count)
+    job[STATUS] = status
+    if status == REJECTED:
+        unpin(c, c.end_node[r])
+        return status
+    _make_space(c, r, job)
+    c.counts[RESERVED_KV] += job[HELD_KV]
+    c.counts[RESERVED_STATES] += job[HELD_STATES]
+    _insert(c, r, job, count, kv_end if is_serial else min(kv_end, length))
+    if c.rules[0].first_victims:
+        _take_first_victims(c, r, job, count)
+    return status
+
+
+@internal
+def finish(c, job, is_serial):
+    """The end of a request that was cached: its output enters, and its path is free again."""
+    nodes, r = c.nodes, job[REQUEST]
+    end = c.end_node[r]
+    if not is_serial and job[KV_END] > c.input_len[r]:
+        count = plan_output(c, r, max(job[HIT], c.input_len[r]), np.int64(0))
+        find_nodes(c, r, count)
+        _insert(c, r, job, count, job[KV_END])
+    c.counts[RESERVED_KV] -= job[HELD_KV]
+    c.counts[RESERVED_STATES] -= job[HELD_STATES]
+    unpin(c, end)
+    n = end
+    while not nodes[n].resident:
+        n = nodes[n].parent
+    drop_stateless(c, n)
+    if c.rules[0].max_states_per_path > 0 and job[TAIL] >= 0:
+        _cap_path(c, r, job[TAIL])
+
+
+@internal
+def _is_asked_for(c, kind):
+    return not (c.rules[0].first_victims and (kind in (PROMPT_END, CHUNK)))
+
+
+@internal
+def _starts_first(c, kind):
+    used = (c.counts[USED_KINDS] >> kind) & 1
+    return not _is_asked_for(c, kind) and not used
+
+
+@internal
+def _fits_beside_pinned(c, job):
+    rules, counts = c.rules[0], c.counts
+    tokens = job[HELD_KV] + counts[PINNED_KV] + counts[RESERVED_KV]
+    states = job[HELD_STATES] + counts[PINNED_STATES] + counts[RESERVED_STATES]
+    if rules.has_pools:
+        return tokens <= rules.kv_tokens and states <= rules.state_slots
+    return rules.kv_bytes * tokens + rules.state_bytes * states <= rules.budget
+
+
+@internal
+def _fits(c, tokens, states):
+    """Whether so much more can be held now."""
+    rules, counts = c.rules[0], c.counts
+    tokens += counts[KV] + counts[RESERVED_KV]
+    states += counts[STATES] + counts[RESERVED_STATES]
+    return rules.kv_bytes * tokens + rules.state_bytes * states <= rules.budget
+
+
+@internal
+def _fits_slots(c, states):
+    return c.counts[STATES] + c.counts[RESERVED_STATES] + states <= c.rules[0].state_slots
+
+
+@internal
+def _make_space(c, r, job):
+    rules = c.rules[0]
+    if not rules.has_pools:
+        while not _fits(c, job[HELD_KV], job[HELD_STATES]):
+            evict(c, choose(c, r, False), r)
+        return
+    while not _fits_slots(c, job[HELD_STATES]):
+        evict(c, choose(c, r, False), r)
+    while c.counts[KV] + c.counts[RESERVED_KV] + job[HELD_KV] > rules.kv_tokens:
+        evict(c, oldest_walked_leaf(c) if rules.kv_lru else choose(c, r, True), r)
+
+
+@internal
+def _touch(c, r, matched_node, hit_node):
+    nodes, rules = c.nodes, c.rules[0]
+    base = c.reals[INFLATION]
+    if rules.policy == TLRU or rules.kv_lru:
+        _walk(c, r)
+    if hit_node > 0:
+        node = nodes[hit_node]
+        if rules.policy == DENSITY:
+            age = max(1, r - node.last_use)
+            count_event(c.table, density_class(c, hit_node), age, True)
+        use_path(c, hit_node)
+        touch(c, hit_node, r, base)
+        node.hits += 1
+        c.counts[USED_KINDS] |= np.int64(1) << node.kind
+        if node.is_first:
+            node.is_first = False
+            c.counts[FIRST_STATES] -= 1
+    if rules.refresh_path:
+        n = matched_node
+        while n > 0:
+            if nodes[n].slot >= 0:
+                touch(c, n, r, base)
+            n = nodes[n].parent
+
+
+@internal
+def _walk(c, r):
+    """Note the request on every node of its sequence."""
+    nodes = c.nodes
+    total = c.input_len[r] + c.output_len[r]
+    n = c.end_node[r]
+    while n > 0:
+        node = nodes[n]
+        node.walked = r
+        if total > node.longest:
+            node.longest = total
+            if node.slot >= 0:
+                mark(c, n)
+        n = node.parent
+
+
+@internal
+def _renew(c, r, count):
+    """Wanted positions that hold a state already."""
+    for i in range(count):
+        n = c.plan_node[i]
+        node = c.nodes[n]
+        if node.slot < 0:
+            continue
+        touch(c, n, r, c.reals[INFLATION])
+        if node.is_first:
+            node.kind = c.plan_kind[i]
+            if not _starts_first(c, node.kind):
+                node.is_first = False
+                c.counts[FIRST_STATES] -= 1
+
+
+@internal
+def _insert(c, r, job, count, limit):
+    """KV and the states asked for up to depth ``limit``, out of what is held for them."""
+    nodes = c.nodes
+    n = c.end_node[r]
+    while nodes[n].depth > limit:
+        n = nodes[n].parent
+    while not nodes[n].resident:
+        above = nodes[n].parent
+        job[HELD_KV] -= nodes[n].depth - nodes[above].depth
+        c.counts[RESERVED_KV] -= nodes[n].depth - nodes[above].depth
+        add_edge(c, n)
+        n = above
+    for i in range(count):
+        n, kind = c.plan_node[i], c.plan_kind[i]
+        if c.plan_depth[i] > limit or nodes[n].slot >= 0 or not _is_asked_for(c, kind):
+            continue
+        add_state(c, n, kind, c.turn[r], r, False, c.reals[INFLATION])
+        job[HELD_STATES] -= 1
+        c.counts[RESERVED_STATES] -= 1
+        if job[TAIL] < 0 or nodes[n].depth > nodes[job[TAIL]].depth:
+            job[TAIL] = n
+
+
+@internal
+def _take_first_victims(c, r, job, count):
+    """States that nobody asked for, where they cost nothing that is worth more."""
+    nodes, rules = c.nodes, c.rules[0]
+    for i in range(count):
+        n, kind = c.plan_node[i], c.plan_kind[i]
+        if _is_asked_for(c, kind) or nodes[n].slot >= 0:
+            continue
+        while not (_fits_slots(c, 1) if rules.has_pools else _fits(c, 0, 1)):
+            settle(c, r)
+            victim = choose_first(c, r, False)
+            if victim < 0:
+                victim = choose_normal_if_beaten(c, n, r)
+            if victim < 0:
+                break
+            evict(c, victim, r)
+        if _fits_slots(c, 1) if rules.has_pools else _fits(c, 0, 1):
+            is_first = _starts_first(c, kind)
+            add_state(c, n, kind, c.turn[r], r, is_first, c.reals[INFLATION])
+            if job[TAIL] < 0 or nodes[n].depth > nodes[job[TAIL]].depth:
+                job[TAIL] = n
+
+
+@internal
+def choose_normal_if_beaten(c, n, now):
+    """The next ordinary victim if a new state at ``n`` is worth more than it, else -1."""
+    nodes, rules = c.nodes, c.rules[0]
+    policy = rules.policy
+    if policy not in (LRU, UTILITY, LINEAR, HYPERBOLIC):
+        return np.int32(-1)
+    victim = choose_normal(c, now, False)
+    if victim < 0 or policy == LRU:
+        return victim
+    live = live_ancestor(c, n)
+    depth, above = np.int64(nodes[n].depth), np.int64(nodes[live].depth)
+    saved = prefill_flops(c, depth) - prefill_flops(c, above)
+    freed = rules.state_bytes + rules.kv_bytes * (depth - above)
+    old = nodes[victim]
+    if policy == UTILITY:
+        new_loss = utility.loss(utility_weight(rules.alpha, saved, freed, 0, False), 1)
+        old_loss = utility.loss(old.weight, now + 1 - old.last_use)
+    else:
+        weight = efficiency_weight(saved, freed)
+        new_loss, old_loss = marconi.pair_losses(
+            rules.alpha, policy, weight, now, old.weight, old.last_use, now + 1
+        )
+    return victim if new_loss > old_loss else np.int32(-1)
+
+
+@internal
+def _cap_path(c, r, tail):
+    """SGLang's --mamba-max-states-per-path: the shallowest that may go, go."""
+    nodes = c.nodes
+    count = 0
+    n = tail
+    while n > 0:
+        if nodes[n].slot >= 0:
+            c.heads[count] = n
+            count += 1
+        n = nodes[n].parent
+    excess = count - c.rules[0].max_states_per_path
+    for i in range(count - 1, 0, -1):
+        if excess <= 0:
+            return
+        n = c.heads[i]
+        if nodes[n].pins == 0 and nodes[n].children == 1:
+            evict(c, n, r)
+            excess -= 1

@@ -1,0 +1,47 @@
+"""Sampled hit density times FLOPs saved per byte freed; see `core.hit_density`.
+
+After Beckmann, Chen and Cidon, "LHD: Improving Cache Hit Rate by Maximizing Hit
+Density", NSDI 2018.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sglang_hybrid.core.hit_density import MAX_DRAWS, SAMPLES
+from sglang_hybrid.sim.engine.cache import STATES
+from sglang_hybrid.sim.jit import internal
+
+
+@internal
+def loss(density, saved, freed):
+    return density * saved / freed
+
+
+@internal
+def _draw(random):
+    """SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    random[0] += np.uint64(0x9E3779B97F4A7C15)
+    z = random[0]
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@internal
+def sample(c, leaf_only):
+    """Draw candidates into `heads`; returns how many."""
+    nodes, length = c.nodes, c.counts[STATES]
+    limit = 0 if leaf_only else c.rules[0].max_children
+    count = 0
+    if length == 0:
+        return count
+    for _ in range(MAX_DRAWS):
+        n = c.slots[((_draw(c.random) >> np.uint64(32)) * np.uint64(length)) >> np.uint64(32)]
+        node = nodes[n]
+        if node.pins == 0 and node.children <= limit and not node.is_first:
+            c.heads[count] = n
+            count += 1
+            if count == SAMPLES:
+                break
+    return count

@@ -1,0 +1,99 @@
+"""Replay of one trace under one policy, admission and budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_hybrid.core.costs import ModelCosts
+from sglang_hybrid.sim.admission import Admission
+from sglang_hybrid.sim.budget import Budget
+from sglang_hybrid.sim.engine import cache as arrays
+from sglang_hybrid.sim.engine.cache import Cache, grown, new_cache
+from sglang_hybrid.sim.engine.plan import most_positions
+from sglang_hybrid.sim.engine.run import run_serial
+from sglang_hybrid.sim.policy_spec import PolicySpec
+from sglang_hybrid.sim.trace import IntArray
+from sglang_hybrid.sim.union_tree import UnionTree
+
+
+@dataclass
+class Served:
+    """What happened to each request. R entries each.
+
+    Attributes:
+        hits: tokens reused.
+        matched: tokens of the prompt whose KV was resident.
+        cached: False where the request did not fit and ran without the cache.
+    """
+
+    hits: IntArray
+    matched: IntArray
+    cached: NDArray[np.bool_]
+
+    @classmethod
+    def empty(cls, requests: int) -> Served:
+        return cls(
+            np.zeros(requests, np.int64), np.zeros(requests, np.int64), np.zeros(requests, np.bool_)
+        )
+
+
+class SerialReplay:
+    """A cache that serves the requests of a trace one after another, in steps.
+
+    Args:
+        budget: None for an infinite cache.
+        log_victims: keep the order of victims, see `victims`.
+    """
+
+    def __init__(
+        self,
+        tree: UnionTree,
+        costs: ModelCosts,
+        policy: PolicySpec,
+        admission: Admission,
+        budget: Budget | None,
+        *,
+        log_victims: bool = False,
+    ) -> None:
+        self.cache: Cache = new_cache(
+            tree, costs, policy, admission, budget, log_victims=log_victims
+        )
+        self.served = Served.empty(len(tree.input_len))
+        self.position = 0
+
+    def advance(self, stop: int) -> None:
+        """Serve the requests up to ``stop``, not included."""
+        served = self.served
+        while self.position < stop:
+            self.position = run_serial(
+                self.cache, self.position, stop, served.hits, served.matched, served.cached
+            )
+            if self.position < stop:
+                self.cache = grow_for(self.cache, self.position)
+
+    @property
+    def victims(self) -> list[tuple[int, int, bool]]:
+        """(clock, depth, was a leaf) of each victim, in order."""
+        count = int(self.cache.counts[arrays.VICTIMS])
+        return [(int(r), int(d), bool(leaf)) for r, d, leaf in self.cache.victims[:count]]
+
+
+def grow_for(cache: Cache, request: int) -> Cache:
+    """Room for the positions of ``request``, and of many like it."""
+    most = int(most_positions(cache, request))
+    return grown(cache, nodes=16 * most, planned=most)
+
+
+def count(cache: Cache, name: str) -> int:
+    """One of the counts of `engine.cache`, by its name."""
+    return int(cache.counts[getattr(arrays, name)])
+
+
+def resident_states(cache: Cache) -> list[int]:
+    """Depths of all resident states, sorted."""
+    slots: Any = cache.slots[: count(cache, "STATES")]
+    return sorted(int(depth) for depth in cache.nodes["depth"][slots])
