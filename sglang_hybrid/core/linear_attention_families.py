@@ -22,11 +22,24 @@ from sglang_hybrid.core.costs import LayerCosts
 
 
 def qwen3_next(config: Any, dtypes: Dtypes, shards: int) -> list[LayerCosts]:
-    """Gated delta-nets and, once per interval, attention with an output gate.
+    """Gated delta-nets and, once per interval, attention with an output gate; then experts,
+    or an MLP in the layers that the configuration makes dense. Qwen3.5 MoE is the same."""
+    layers = []
+    for index, mixer in enumerate(_qwen_mixers(config, dtypes, shards)):
+        layers += [mixer, _qwen_feed_forward(config, index, shards)]
+    return layers
 
-    Feed-forward layers are experts, except those that the configuration makes dense.
-    Qwen3.5 has the same layers.
-    """
+
+def qwen3_5_dense(config: Any, dtypes: Dtypes, shards: int) -> list[LayerCosts]:
+    """As Qwen3-Next, with an MLP everywhere. SGLang's configuration lists experts all the
+    same."""
+    feed_forward = gated_mlp(config, shards)
+    return [
+        layer for mixer in _qwen_mixers(config, dtypes, shards) for layer in (mixer, feed_forward)
+    ]
+
+
+def _qwen_mixers(config: Any, dtypes: Dtypes, shards: int) -> list[LayerCosts]:
     attention = gqa(config, dtypes, shards, gate_dim=config.head_dim)
     delta_net = state_costs.gated_delta_net(
         config.hidden_size,
@@ -40,10 +53,7 @@ def qwen3_next(config: Any, dtypes: Dtypes, shards: int) -> list[LayerCosts]:
         shards=shards,
     )
     mixers = {ATTENTION: attention, STATE: delta_net}
-    layers = []
-    for index, kind in enumerate(_qwen_layer_types(config)):
-        layers += [mixers[kind], _qwen_feed_forward(config, index, shards)]
-    return layers
+    return [mixers[kind] for kind in _qwen_layer_types(config)]
 
 
 def _qwen_layer_types(config: Any) -> list[str]:
@@ -54,13 +64,12 @@ def _qwen_layer_types(config: Any) -> list[str]:
 
 
 def _qwen_feed_forward(config: Any, index: int, shards: int) -> LayerCosts:
-    experts = optional(config, "num_experts", 0)
     step = optional(config, "decoder_sparse_step", 1)
-    if not experts or index in optional(config, "mlp_only_layers", ()) or (index + 1) % step:
+    if index in optional(config, "mlp_only_layers", ()) or (index + 1) % step:
         return gated_mlp(config, shards)
     return feed_forward_costs.moe(
         config.hidden_size,
-        experts + 1,  # the gate of the shared expert is one more output
+        config.num_experts + 1,  # the gate of the shared expert is one more output
         config.num_experts_per_tok,
         config.moe_intermediate_size,
         config.shared_expert_intermediate_size,

@@ -26,10 +26,10 @@ READERS: dict[str, Reader] = {
     "lfm2_moe": linear.lfm2_moe,
     "marconi_paper": paper_hybrid,
     "nemotron_h": mamba.nemotron_h,
-    "qwen3_5": linear.qwen3_next,
+    "qwen3_5": linear.qwen3_5_dense,
     "qwen3_5_moe": linear.qwen3_next,
     "qwen3_5_moe_text": linear.qwen3_next,
-    "qwen3_5_text": linear.qwen3_next,
+    "qwen3_5_text": linear.qwen3_5_dense,
     "qwen3_next": linear.qwen3_next,
     "zamba2": mamba.zamba2,
 }

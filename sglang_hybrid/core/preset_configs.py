@@ -86,6 +86,7 @@ PRESETS: dict[str, Preset] = {
             "intermediate_size": 14336,
             "num_attention_heads": 32,
             "num_key_value_heads": 32,
+            "num_hidden_layers": 81,
             "layers_block_type": ["mamba"] * 6
             + ["hybrid"]
             + ["mamba"] * 4
@@ -171,6 +172,7 @@ PRESETS: dict[str, Preset] = {
             "num_experts_per_tok": 10,
             "num_attention_heads": 32,
             "num_key_value_heads": 8,
+            "num_hidden_layers": 40,
             "layer_types": _ATTENTION_EVERY_TENTH,
             "mamba_n_heads": 128,
             "mamba_d_head": 64,
@@ -191,6 +193,7 @@ PRESETS: dict[str, Preset] = {
             "num_experts_per_tok": 6,
             "num_attention_heads": 12,
             "num_key_value_heads": 4,
+            "num_hidden_layers": 40,
             "layer_types": _ATTENTION_EVERY_TENTH,
             "mamba_n_heads": 48,
             "mamba_d_head": 64,
