@@ -58,7 +58,7 @@ def _layers(config: Any, parameters: int, shards: int) -> list[LayerCosts]:
     try:
         layers = layers_of(config, Dtypes(), shards=shards)
         reason = "it is not known"
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         layers, reason = None, str(error)
     if layers is not None:
         return layers

@@ -103,7 +103,10 @@ def nemotron_h(config: Any, dtypes: Dtypes, shards: int) -> list[LayerCosts]:
 
 
 def jamba(config: Any, dtypes: Dtypes, shards: int) -> list[LayerCosts]:
-    """Attention once per period, Mamba-1 elsewhere; MLP or experts, by another period."""
+    """Attention once per period, Mamba-1 elsewhere; MLP or experts, by another period.
+
+    With a single expert the layers of the other period are MLPs as well.
+    """
     attention, mamba = gqa(config, dtypes, shards), _mamba1(config, dtypes, shards)
     experts = feed_forward_costs.moe(
         config.hidden_size,
@@ -117,7 +120,10 @@ def jamba(config: Any, dtypes: Dtypes, shards: int) -> list[LayerCosts]:
     layers = []
     for index in range(config.num_hidden_layers):
         with_attention = index % config.attn_layer_period == config.attn_layer_offset
-        with_experts = index % config.expert_layer_period == config.expert_layer_offset
+        with_experts = (
+            config.num_experts > 1
+            and index % config.expert_layer_period == config.expert_layer_offset
+        )
         layers.append(attention if with_attention else mamba)
         layers.append(experts if with_experts else gated_mlp(config, shards))
     return layers

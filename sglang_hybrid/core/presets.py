@@ -128,7 +128,7 @@ def _layers(config: SimpleNamespace, dtypes: Dtypes, tp: int, name: str) -> list
         raise ValueError(
             f"{name}: {error} is not known in a model of type {config.model_type!r}"
         ) from error
-    except (TypeError, ValueError) as error:
+    except (ArithmeticError, IndexError, TypeError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from error
     if layers is None:
         raise ValueError(

@@ -23,6 +23,7 @@ def test_attention_takes_the_papers_bytes_and_flops():
 def test_one_ssm_state_equals_the_kv_of_64_tokens_of_one_attention_layer():
     assert SSM_MATRIX_BYTES == 2**20
     assert SSM_MATRIX_BYTES / ATTENTION.kv_bytes_per_token == N / 2 == 64
+    assert 10 < SSM.state_bytes / ATTENTION.kv_bytes_per_token < 100
 
 
 @pytest.mark.parametrize("block", [16, 32])
