@@ -2,10 +2,12 @@
 
 import importlib
 import logging
+import math
 from types import SimpleNamespace
 
 import pytest
 from harness import KV_LAYERS, STATE_LAYERS, make_pools, publish_server_args
+from sglang.srt.configs.mamba_utils import KimiLinearStateShape, Mamba2StateShape
 
 from sglang_hybrid.adapter.model_costs import model_costs
 from sglang_hybrid.core.costs import ModelCosts
@@ -76,3 +78,55 @@ def test_dense_qwen3_5_of_sglang_has_no_experts():
     module = importlib.import_module("sglang.srt.configs.qwen3_5")
     layers = layers_of(module.Qwen3_5TextConfig(), Dtypes())
     assert {layer.kind for layer in layers} == {"gated delta-net", "attention", "MLP"}
+
+
+def _mamba2_shape(shards, config):
+    return Mamba2StateShape.create(
+        tp_world_size=shards,
+        intermediate_size=config["mamba_num_heads"] * config["mamba_head_dim"],
+        n_groups=config["n_groups"],
+        num_heads=config["mamba_num_heads"],
+        head_dim=config["mamba_head_dim"],
+        state_size=config["ssm_state_size"],
+        conv_kernel=config["conv_kernel"],
+    )
+
+
+def _delta_net_shape(shards, config):
+    return Mamba2StateShape.create(
+        tp_world_size=shards,
+        intermediate_size=config["linear_num_value_heads"] * config["linear_value_head_dim"],
+        n_groups=config["linear_num_key_heads"],
+        num_heads=config["linear_num_value_heads"],
+        head_dim=config["linear_value_head_dim"],
+        state_size=config["linear_key_head_dim"],
+        conv_kernel=config["linear_conv_kernel_dim"],
+    )
+
+
+def _kimi_shape(shards, config):
+    linear = config["linear_attn_config"]
+    return KimiLinearStateShape.create(
+        tp_world_size=shards,
+        num_heads=linear["num_heads"],
+        head_dim=linear["head_dim"],
+        conv_kernel_size=linear["short_conv_kernel_size"],
+    )
+
+
+@pytest.mark.parametrize("shards", [1, 2, 8, 16])
+@pytest.mark.parametrize(
+    "name, layers, shape_of",
+    [
+        ("nemotron-h-8b", 24, _mamba2_shape),
+        ("qwen3-next-80b-a3b", 36, _delta_net_shape),
+        ("kimi-linear-48b-a3b", 20, _kimi_shape),
+    ],
+)
+def test_a_shards_checkpoint_is_that_of_sglangs_pool(name, layers, shape_of, shards):
+    config = PRESETS[name].config
+    shape = shape_of(shards, config)
+    convolutions = sum(math.prod(part) for part in shape.conv)
+    layer_bytes = math.prod(shape.temporal) * 4 + convolutions * 2
+    read = layers_of(SimpleNamespace(**config), Dtypes(), shards=shards)
+    assert sum(layer.state_bytes for layer in read) == layers * layer_bytes
