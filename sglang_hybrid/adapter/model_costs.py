@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from sglang_hybrid.core import costs
 from sglang_hybrid.core.costs import LayerCosts, ModelCosts
+from sglang_hybrid.core.feed_forward_costs import dense
 from sglang_hybrid.core.model_layers import Dtypes, layers_of
 
 logger = logging.getLogger(__name__)
@@ -43,19 +43,30 @@ def model_costs(
         parameters: weights of the model on this rank, the fallback measure of FLOPs.
         shards: tensor-parallel ranks that share the FLOPs.
     """
-    layers = layers_of(config, Dtypes())
-    if layers is None:
-        logger.warning(
-            "hybrid-marconi: FLOPs of model type %r are estimated from its %.1fM weights "
-            "(experts that are not active included); eviction weighs lengths only roughly.",
-            config.model_type,
-            parameters / 1e6,
-        )
-        layers, shards = [costs.dense(parameters)], 1
-    flops = ModelCosts.of([*layers, LayerCosts(state_bytes=1)], shards=shards)
+    flops = ModelCosts.of([*_layers(config, parameters, shards), LayerCosts(state_bytes=1)])
     return ModelCosts(
         kv_bytes_per_token=kv_bytes_per_token(kv_pool),
         state_bytes=state_bytes(mamba_pool),
         flops_linear=flops.flops_linear,
         flops_quadratic=flops.flops_quadratic,
     )
+
+
+def _layers(config: Any, parameters: int, shards: int) -> list[LayerCosts]:
+    """The model's layers on this rank; a configuration that is not understood is no reason
+    not to serve it."""
+    try:
+        layers = layers_of(config, Dtypes(), shards=shards)
+        reason = "it is not known"
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        layers, reason = None, str(error)
+    if layers is not None:
+        return layers
+    logger.warning(
+        "hybrid-marconi: FLOPs of model type %r are estimated from its %.1fM weights "
+        "(experts that are not active included), as %s; eviction weighs lengths only roughly.",
+        config.model_type,
+        parameters / 1e6,
+        reason,
+    )
+    return [dense(parameters)]

@@ -33,6 +33,7 @@ COMMANDS = {
     "doctor": Command(
         "sglang_hybrid.cli.doctor", "check the installation against the installed SGLang"
     ),
+    "cost": Command("sglang_hybrid.cli.cost", "bytes and FLOPs of a model's KV and checkpoints"),
     "verify": Command("sglang_hybrid.cli.verify", "check the cache of a running server"),
 }
 

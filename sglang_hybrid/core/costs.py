@@ -4,8 +4,15 @@ Every layer is described by four numbers: bytes of KV per token, bytes of one
 checkpoint (the state of all its tokens), and the coefficients of its prefill
 cost ``F(L) = linear * L + quadratic * L**2``. A model is the sum of its layers.
 
-A multiply-add counts as two FLOPs. Attention is counted without the causal
-half, as in the paper (Pan et al., "Marconi", MLSys 2025, section 3).
+Conventions of all formulas:
+
+- A multiply-add counts as two FLOPs. Norms, activations, softmax, gates and
+  rotary embeddings are not counted.
+- Attention is counted without the causal half, as in the paper (Pan et al.,
+  "Marconi", MLSys 2025, section 3).
+- Embedding and output head are not counted: a prefill needs the logits of its
+  last token only, whatever its length.
+- Figures are those of one tensor-parallel shard.
 """
 
 from __future__ import annotations
@@ -22,18 +29,31 @@ class LayerCosts:
         kv_bytes_per_token: bytes that one token's KV occupies.
         state_bytes: bytes of one checkpoint, convolution window included.
         flops_linear: FLOPs per token.
-        flops_quadratic: FLOPs per squared token (attention only).
+        flops_quadratic: FLOPs per squared token (attention without a window only).
+        kind: what kind of layer it is, to be shown to people.
     """
 
     kv_bytes_per_token: float = 0.0
     state_bytes: float = 0.0
     flops_linear: float = 0.0
     flops_quadratic: float = 0.0
+    kind: str = ""
+
+    def prefill_flops(self, tokens: int) -> float:
+        """FLOPs to prefill ``tokens`` tokens from nothing."""
+        return (self.flops_linear + self.flops_quadratic * tokens) * tokens
+
+    def held_bytes(self, tokens: int) -> float:
+        """Bytes that a cached prefix of ``tokens`` tokens with one checkpoint holds."""
+        return self.kv_bytes_per_token * tokens + self.state_bytes
 
 
 @dataclass(frozen=True)
 class ModelCosts:
-    """Costs of a whole model, or of one tensor-parallel shard of it."""
+    """Costs of a whole model, or of one tensor-parallel shard of it.
+
+    Attributes: as those of `LayerCosts`, summed over the layers.
+    """
 
     kv_bytes_per_token: float
     state_bytes: float
@@ -52,15 +72,15 @@ class ModelCosts:
             )
 
     @classmethod
-    def of(cls, layers: Iterable[LayerCosts], *, shards: int = 1) -> ModelCosts:
-        """Sum of ``layers``, divided evenly over ``shards`` tensor-parallel ranks."""
+    def of(cls, layers: Iterable[LayerCosts]) -> ModelCosts:
+        """Sum of ``layers``."""
         kv = state = linear = quadratic = 0.0
         for layer in layers:
             kv += layer.kv_bytes_per_token
             state += layer.state_bytes
             linear += layer.flops_linear
             quadratic += layer.flops_quadratic
-        return cls(kv / shards, state / shards, linear / shards, quadratic / shards)
+        return cls(kv, state, linear, quadratic)
 
     def prefill_flops(self, tokens: int) -> float:
         """FLOPs to prefill ``tokens`` tokens from nothing."""
@@ -70,96 +90,6 @@ class ModelCosts:
         """FLOPs that a hit at ``depth`` saves over a hit at ``ancestor_depth`` (tokens)."""
         return self.prefill_flops(depth) - self.prefill_flops(ancestor_depth)
 
-
-def attention(
-    hidden: int, heads: int, kv_heads: int, head_dim: int, kv_dtype_bytes: float
-) -> LayerCosts:
-    """Multi-head or grouped-query attention.
-
-    Projections: Q and O take ``hidden x heads*head_dim``, K and V
-    ``hidden x kv_heads*head_dim``; scores and weighted sum take
-    ``2 * heads*head_dim`` FLOPs each per pair of tokens. With MHA and
-    ``heads*head_dim == hidden`` this is the paper's ``8 L D^2 + 4 L^2 D``.
-    """
-    q_dim, kv_dim = heads * head_dim, kv_heads * head_dim
-    return LayerCosts(
-        kv_bytes_per_token=2 * kv_dim * kv_dtype_bytes,
-        flops_linear=2 * hidden * (2 * q_dim + 2 * kv_dim),
-        flops_quadratic=4 * q_dim,
-    )
-
-
-def mamba2(
-    hidden: int,
-    heads: int,
-    head_dim: int,
-    groups: int,
-    state_dim: int,
-    conv_kernel: int,
-    ssm_dtype_bytes: float,
-    conv_dtype_bytes: float,
-) -> LayerCosts:
-    """Mamba-2 (SSD) layer.
-
-    The state is ``heads x head_dim x state_dim``; the convolution window keeps
-    ``conv_kernel - 1`` columns of ``inner + 2 * groups * state_dim`` channels.
-    FLOPs per token: the input projection gives gate, x, B, C and dt; then the
-    convolution; decay, outer product and addition of the state update and its
-    contraction with C (2 FLOPs each for the last two, 1 for decay and addition,
-    per state element); and the output projection.
-    """
-    inner = heads * head_dim
-    conv_channels = inner + 2 * groups * state_dim
-    in_proj = 2 * hidden * (2 * inner + 2 * groups * state_dim + heads)
-    return LayerCosts(
-        state_bytes=inner * state_dim * ssm_dtype_bytes
-        + conv_channels * (conv_kernel - 1) * conv_dtype_bytes,
-        flops_linear=in_proj
-        + 2 * conv_kernel * conv_channels
-        + 6 * inner * state_dim
-        + 2 * inner * hidden,
-    )
-
-
-def mlp(hidden: int, intermediate: int, matrices: int) -> LayerCosts:
-    """Feed-forward layer of ``matrices`` weight matrices (2, or 3 when gated)."""
-    return LayerCosts(flops_linear=2 * matrices * hidden * intermediate)
-
-
-def moe(
-    hidden: int,
-    experts: int,
-    active_experts: int,
-    intermediate: int,
-    shared_intermediate: int,
-    matrices: int,
-) -> LayerCosts:
-    """Mixture of experts: router, ``active_experts`` routed experts, shared expert."""
-    router = 2 * hidden * experts
-    active = active_experts * intermediate + shared_intermediate
-    return LayerCosts(flops_linear=router + 2 * matrices * hidden * active)
-
-
-def dense(parameters: float) -> LayerCosts:
-    """A block known only by its weights: one multiply-add per parameter and token."""
-    return LayerCosts(flops_linear=2 * parameters)
-
-
-def paper_ssm(hidden: int, state_dim: int) -> LayerCosts:
-    """The paper's Mamba-1 layer in FP16 (expand 2 folded into the FLOPs, 1 in the state).
-
-    ``12 L D^2 + 16 L D N + 10 L D`` FLOPs, that is, with the D in the last term;
-    ``2 D N`` bytes of state and ``(2D + 2N) * 4 * 2`` bytes of convolution.
-    """
-    d, n = hidden, state_dim
-    return LayerCosts(
-        state_bytes=2 * d * n + (2 * d + 2 * n) * 4 * 2,
-        flops_linear=12 * d * d + 16 * d * n + 10 * d,
-    )
-
-
-def paper_7b() -> ModelCosts:
-    """The paper's 7B hybrid: 4 attention, 24 SSM, 28 MLP layers, D=4096, N=128."""
-    d, n = 4096, 128
-    layers = [attention(d, 32, 32, 128, 2)] * 4 + [paper_ssm(d, n)] * 24 + [mlp(d, 4 * d, 2)] * 28
-    return ModelCosts.of(layers)
+    def held_bytes(self, tokens: int, checkpoints: int) -> float:
+        """Bytes of a cached sequence of ``tokens`` tokens with ``checkpoints`` states."""
+        return self.kv_bytes_per_token * tokens + self.state_bytes * checkpoints

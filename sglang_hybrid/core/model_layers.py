@@ -1,118 +1,75 @@
-"""Layer costs from a Hugging Face model configuration.
-
-Known are the Mamba-2 hybrids that SGLang serves: GraniteMoeHybrid, Falcon-H1
-and Nemotron-H. `layers_of` returns None for others.
-"""
+"""Layer costs from a Hugging Face model configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from sglang_hybrid.core import costs
+from sglang_hybrid.core import linear_attention_families as linear
+from sglang_hybrid.core import mamba_families as mamba
+from sglang_hybrid.core.config_fields import Dtypes, Reader
 from sglang_hybrid.core.costs import LayerCosts
+from sglang_hybrid.core.paper import paper_hybrid
+
+__all__ = ["READERS", "Dtypes", "layers_of", "read_config"]
+
+READERS: dict[str, Reader] = {
+    "bamba": mamba.bamba,
+    "falcon_h1": mamba.falcon_h1,
+    "granitemoehybrid": mamba.granite,
+    "hymba": mamba.hymba,
+    "jamba": mamba.jamba,
+    "kimi_linear": linear.kimi_linear,
+    "lfm2": linear.lfm2,
+    "lfm2_moe": linear.lfm2_moe,
+    "marconi_paper": paper_hybrid,
+    "nemotron_h": mamba.nemotron_h,
+    "qwen3_5": linear.qwen3_5_dense,
+    "qwen3_5_moe": linear.qwen3_next,
+    "qwen3_5_moe_text": linear.qwen3_next,
+    "qwen3_5_text": linear.qwen3_5_dense,
+    "qwen3_next": linear.qwen3_next,
+    "zamba2": mamba.zamba2,
+}
+"""Model types of configurations that are known, and who reads them."""
 
 
-@dataclass(frozen=True)
-class Dtypes:
-    """Bytes per element of what is kept per token and per checkpoint."""
+def layers_of(config: Any, dtypes: Dtypes, *, shards: int = 1) -> list[LayerCosts] | None:
+    """Costs of every layer of one shard, or None if the type of model is not known.
 
-    kv: float = 2
-    ssm: float = 4
-    conv: float = 2
-
-
-def layers_of(config: Any, dtypes: Dtypes) -> list[LayerCosts] | None:
-    """Costs of every layer of ``config`` (attribute access), or None if it is not known.
+    Args:
+        config: a text configuration: fields are attributes, named as in the model's
+            ``config.json``, in transformers or in SGLang.
+        dtypes: bytes per element of what is kept.
+        shards: tensor-parallel shards.
 
     Raises:
         AttributeError: a known model type lacks one of its fields.
+        KeyError: a layer is of a type that the family does not have.
+        ValueError: the layers cannot be divided over the shards, or a variant is not known.
     """
-    reader = _READERS.get(config.model_type)
-    return None if reader is None else reader(config, dtypes)
+    reader = READERS.get(config.model_type)
+    return None if reader is None else reader(config, dtypes, shards)
 
 
-def _attention(config: Any, dtypes: Dtypes) -> LayerCosts:
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return costs.attention(
-        config.hidden_size, heads, config.num_key_value_heads, head_dim, dtypes.kv
-    )
+def read_config(path: str | Path) -> SimpleNamespace:
+    """The text configuration of a ``config.json``, or of the folder that has it.
 
-
-def _mamba_d(config: Any, dtypes: Dtypes) -> LayerCosts:
-    """Mamba-2 in the field names that Granite and Falcon-H1 share."""
-    head_dim = config.mamba_d_head
-    if head_dim == "auto":
-        head_dim = config.mamba_expand * config.hidden_size // config.mamba_n_heads
-    return costs.mamba2(
-        config.hidden_size,
-        config.mamba_n_heads,
-        head_dim,
-        config.mamba_n_groups,
-        config.mamba_d_state,
-        config.mamba_d_conv,
-        dtypes.ssm,
-        dtypes.conv,
-    )
-
-
-def _granite(config: Any, dtypes: Dtypes) -> list[LayerCosts]:
-    """One mixer per layer, then a mixture of experts beside a shared gated MLP."""
-    mixers = {"mamba": _mamba_d(config, dtypes), "attention": _attention(config, dtypes)}
-    experts = getattr(config, "num_local_experts", 0) or 0
-    feed_forward = costs.moe(
-        config.hidden_size,
-        experts,
-        config.num_experts_per_tok if experts else 0,
-        config.intermediate_size,
-        config.shared_intermediate_size,
-        matrices=3,
-    )
-    kinds = getattr(config, "layers_block_type", None) or config.layer_types
-    return [layer for kind in kinds for layer in (mixers[kind], feed_forward)]
-
-
-def _falcon_h1(config: Any, dtypes: Dtypes) -> list[LayerCosts]:
-    """Attention and Mamba-2 side by side in every layer, then a gated MLP."""
-    layer = [
-        _attention(config, dtypes),
-        _mamba_d(config, dtypes),
-        costs.mlp(config.hidden_size, config.intermediate_size, matrices=3),
-    ]
-    return layer * int(config.num_hidden_layers)
-
-
-def _nemotron_h(config: Any, dtypes: Dtypes) -> list[LayerCosts]:
-    """A layer is one of Mamba-2, attention, two-matrix MLP, or two-matrix experts."""
-    by_kind: dict[str, Callable[[], LayerCosts]] = {
-        "mamba": lambda: costs.mamba2(
-            config.hidden_size,
-            config.mamba_num_heads,
-            config.mamba_head_dim,
-            config.mamba_n_groups,
-            config.ssm_state_size,
-            config.conv_kernel,
-            dtypes.ssm,
-            dtypes.conv,
-        ),
-        "attention": lambda: _attention(config, dtypes),
-        "mlp": lambda: costs.mlp(config.hidden_size, config.intermediate_size, matrices=2),
-        "moe": lambda: costs.moe(
-            config.hidden_size,
-            config.n_routed_experts,
-            config.num_experts_per_tok,
-            config.moe_intermediate_size,
-            config.n_shared_experts * config.moe_shared_expert_intermediate_size,
-            matrices=2,
-        ),
-    }
-    return [by_kind[kind]() for kind in config.layers_block_type]
-
-
-_READERS: dict[str, Callable[[Any, Dtypes], list[LayerCosts]]] = {
-    "granitemoehybrid": _granite,
-    "falcon_h1": _falcon_h1,
-    "nemotron_h": _nemotron_h,
-}
+    Raises:
+        ValueError: there is no such file, or it is not a model's configuration.
+    """
+    path = Path(path)
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read {file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{file} is not JSON: {error}") from error
+    if isinstance(fields, dict) and isinstance(fields.get("text_config"), dict):
+        fields = {"model_type": fields.get("model_type"), **fields["text_config"]}
+    if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):
+        raise ValueError(f"{file} is not a model's configuration: it has no model_type")
+    return SimpleNamespace(**fields)

@@ -1,83 +1,29 @@
-"""Layer costs read from model configurations."""
+"""Configurations: known and unknown ones, types and shards, files."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
 
-from sglang_hybrid.core import costs
 from sglang_hybrid.core.costs import ModelCosts
-from sglang_hybrid.core.model_layers import Dtypes, layers_of
-
-MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_n_groups": 1}
-MAMBA |= {"mamba_d_state": 32, "mamba_d_conv": 4, "mamba_expand": 2}
-ATTENTION = {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+from sglang_hybrid.core.model_layers import Dtypes, layers_of, read_config
+from sglang_hybrid.core.presets import PRESETS
 
 
-def granite(**changes):
-    fields = {
-        "model_type": "granitemoehybrid",
-        "layer_types": ["mamba", "attention", "mamba"],
-        "num_local_experts": 0,
-        "intermediate_size": 48,
-        "shared_intermediate_size": 96,
-        **ATTENTION,
-        **MAMBA,
-    }
-    return SimpleNamespace(**{**fields, **changes})
+def preset(name):
+    return SimpleNamespace(**PRESETS[name].config)
 
 
-def test_granite_has_a_mixer_and_a_gated_mlp_per_layer():
-    mamba = costs.mamba2(64, 8, 16, 1, 32, 4, 4, 2)
-    attention = costs.attention(64, 4, 2, 16, 2)
-    expected = [mamba, attention, mamba, *[costs.mlp(64, 96, 3)] * 3]
-    assert ModelCosts.of(layers_of(granite(), Dtypes())) == ModelCosts.of(expected)
-
-
-def test_granite_counts_active_experts():
-    few = layers_of(granite(num_local_experts=8, num_experts_per_tok=2), Dtypes())
-    router, expert = 2 * 64 * 8, 2 * 3 * 64 * 48
-    plain = ModelCosts.of(layers_of(granite(), Dtypes()))
-    assert ModelCosts.of(few).flops_linear - plain.flops_linear == 3 * (router + 2 * expert)
-
-
-def test_granite_head_size_may_be_left_to_the_model():
-    assert layers_of(granite(mamba_d_head="auto"), Dtypes()) == layers_of(granite(), Dtypes())
-
-
-def test_falcon_h1_runs_attention_and_mamba_side_by_side():
-    config = SimpleNamespace(
-        model_type="falcon_h1", num_hidden_layers=3, intermediate_size=96, **ATTENTION, **MAMBA
-    )
-    model = ModelCosts.of(layers_of(config, Dtypes()))
-    assert model.kv_bytes_per_token == 3 * 2 * 2 * 16 * 2
-    assert model.state_bytes == 3 * costs.mamba2(64, 8, 16, 1, 32, 4, 4, 2).state_bytes
-
-
-def test_nemotron_h_layers_are_one_thing_each():
-    config = SimpleNamespace(
-        model_type="nemotron_h",
-        layers_block_type=["mamba", "mlp", "attention", "moe"],
-        mamba_num_heads=8,
-        mamba_head_dim=16,
-        mamba_n_groups=1,
-        ssm_state_size=32,
-        conv_kernel=4,
-        head_dim=16,
-        intermediate_size=96,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        n_shared_experts=1,
-        moe_shared_expert_intermediate_size=48,
-        **ATTENTION,
-    )
-    expected = [
-        costs.mamba2(64, 8, 16, 1, 32, 4, 4, 2),
-        costs.mlp(64, 96, 2),
-        costs.attention(64, 4, 2, 16, 2),
-        costs.moe(64, 4, 2, 32, 48, 2),
-    ]
-    assert layers_of(config, Dtypes()) == expected
+def test_dtypes_and_shards_reach_every_layer():
+    for name in ("granite-4.0-h-tiny", "qwen3-next-80b-a3b", "kimi-linear-48b-a3b"):
+        config = preset(name)
+        whole = ModelCosts.of(layers_of(config, Dtypes()))
+        half = ModelCosts.of(layers_of(config, Dtypes(), shards=2))
+        assert half.state_bytes < whole.state_bytes
+        assert half.flops_linear < whole.flops_linear
+        small = ModelCosts.of(layers_of(config, Dtypes(kv=1, ssm=2, conv=1)))
+        assert small.kv_bytes_per_token * 2 == whole.kv_bytes_per_token
+        assert small.state_bytes * 2 == whole.state_bytes
 
 
 def test_unknown_models_are_said_to_be_unknown():
@@ -85,7 +31,32 @@ def test_unknown_models_are_said_to_be_unknown():
 
 
 def test_a_missing_field_is_named():
-    config = granite()
+    config = preset("granite-4.0-h-tiny")
     del config.mamba_d_state
     with pytest.raises(AttributeError, match="mamba_d_state"):
         layers_of(config, Dtypes())
+
+
+def test_a_file_is_read_with_or_without_a_vision_model_around_it(tmp_path):
+    fields = PRESETS["qwen3-next-80b-a3b"].config
+    plain, nested = tmp_path / "plain.json", tmp_path / "config.json"
+    plain.write_text(json.dumps(fields))
+    nested.write_text(json.dumps({"model_type": "qwen3_5_moe", "text_config": fields}))
+    expected = layers_of(preset("qwen3-next-80b-a3b"), Dtypes())
+    assert layers_of(read_config(plain), Dtypes()) == expected
+    assert layers_of(read_config(tmp_path), Dtypes()) == expected
+
+
+@pytest.mark.parametrize(
+    "text, problem", [("{", "not JSON"), ("[]", "no model_type"), ("{}", "no model_type")]
+)
+def test_a_file_that_is_no_configuration_is_refused(tmp_path, text, problem):
+    file = tmp_path / "config.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=problem):
+        read_config(file)
+
+
+def test_a_folder_without_a_configuration_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"cannot read .*config\.json: No such file"):
+        read_config(tmp_path)
