@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sglang_hybrid.sim.admission import Admission
 from sglang_hybrid.sim.jit import compiled
 from sglang_hybrid.sim.trace import IntArray
-from sglang_hybrid.sim.union_tree import NEVER, UnionTree
+from sglang_hybrid.sim.union_tree import NEVER, Int32Array, UnionTree
 
 Replay = Literal["serial", "concurrent"]
 
@@ -165,7 +165,7 @@ def _refine(tree: UnionTree, marks: list[_Marks], grids: tuple[int, ...]) -> Pos
 
 
 @compiled
-def _edge_at(parent, depth, node, at):  # type: ignore[no-untyped-def]
+def _edge_at(parent: Int32Array, depth: Int32Array, node: IntArray, at: IntArray) -> IntArray:
     """The node that ends the edge on which ``at`` tokens lie, for paths to ``node``."""
     result = node.copy()
     for i in range(len(node)):

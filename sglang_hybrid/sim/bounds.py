@@ -1,50 +1,52 @@
 """What no eviction policy can exceed, online or offline, with a given admission and budget.
 
-The bound relaxes the memory limit to an average over time. Notation as in
-docs/simulator.md; B is the budget in bytes, R the number of requests, and a request
-*passes* a position if its sequence, input and output, runs through it.
+Notation as in docs/simulator.md; B is the budget in bytes, R the number of requests, and a
+request *passes* a position if its sequence, input and output, runs through it.
 
-**Moments.** Occupancy is looked at once per request: when its step 8 is over, before it unpins.
-At each such moment the resident bytes are at most B: step 6 makes room for all that step 7
-inserts, step 8 takes only what fits, and a rejected request adds nothing.
+**Moments.** Occupancy is looked at once per request: when its step 8 is over, before it
+unpins. The resident bytes are then at most B: step 6 makes room for all that step 7 inserts,
+step 8 takes only what fits, and a rejected request adds nothing.
 
 **Charges.** Let request r hit a state at position p, and let s < r be the last request
 before r that passes p. A state is only ever made by a request that passes its position, so
-this one was made by s or earlier, and it is not made anew between s and r: it is resident at
-the r - s moments of s, ..., r - 1. Charge r with `state_bytes` for each. In the same way
-every token x above p, last passed by s(x), is resident at the moments of s(x), ..., r - 1,
-because only requests that pass a token insert it; charge r with `kv_bytes_per_token` for
-each. A later request's charge for the same state or token begins at r or later, because r
-passes it. So at every moment each resident state and token is charged at most once, and all
-charges together are at most the sum of resident bytes over the moments of requests
-0, ..., R - 2 (nothing is charged at the last), which is at most B (R - 1).
+this one was made by s or earlier, and is not made anew between s and r: it is resident at the
+moments of s, ..., r - 1. Charge r with `state_bytes` at each of them. In the same way every
+token x down to p, last passed by s(x), is resident at the moments of s(x), ..., r - 1,
+because only requests that pass a token insert it; charge r with `kv_bytes_per_token`
+at each. A later request's charge for the same state or token begins at r or later, because r
+passes it. So at every moment each resident state and token is charged at most once, and the
+charges at one moment are at most B in all.
 
-**Inserted requests.** If a request t is certain to be inserted whole, its tot tokens are
-resident at its moment, used again or not. Then those of them that are charged
-at that moment need not be: charge tokens with s(x) = t for r - s(x) - 1 moments only, and the
-moment of t with the capacity B - kv_bytes_per_token x tot instead of B. It is certain if
-all its tokens, with a state at every position that admission can reach on its path, fit in B,
-for all else can be evicted. (Not with `truncate`, which may insert less.)
+**Kept anyhow.** If request t is certain to be inserted, its tot tokens (and with `decode_end`
+= 1 the state at tot) are resident at its own moment, used again or not. So they need not be
+charged to anybody at that moment if they are deducted from B instead. Insertion is certain
+if all its tokens, with a state at every position of its path that admission can reach, fit
+in B, for all else can be evicted. (Not with `truncate`, which may insert less.)
 
-**Relaxation.** Each request picks at most one position that admission can reach
-(`bound_positions`), that was ready before, at most in - 1 tokens deep, such that the charges of
-all stay within the sum of capacities. Every replay is such a choice. Choices may be
-mixed: that linear program (a multiple-choice knapsack) is solved exactly by taking the steps of
-the requests' concave hulls of (charge, gain) in order of gain per charge; the last step taken,
-in part, has the Lagrange multiplier that minimises the dual.
+**Relaxation.** Each request picks one position, or none, that admission can reach
+(`bound_positions`), ready before r and at most in - 1 tokens deep, such that at no moment t
+the charges exceed what is left of B, C(t). Every replay is such a choice. Now let bytes at
+moment t have a price z(t) >= 0 in place of the limit: each request takes what gains
+most after pay, and C(t) z(t) is added back. By weak duality the sum is a bound for
+every choice of prices, so it does not matter for its validity how they are found, only
+for its tightness: a multiplicative subgradient descent raises the prices of moments that
+are overbooked and lowers the others; the least sum seen is the result.
 
-Two pools: the argument holds for slots and for tokens by themselves and for the bytes of
-both together; the least of the three bounds counts. Concurrent replay: moments are those after the start
-of each request, and what is reserved counts as resident. A state that enters at the end of its
-request is reserved from its start on, so all of the above holds for
-starts in the place of requests; positions differ a little (``replay="concurrent"``).
+**Two pools.** The argument holds for slots and for tokens by themselves and for the bytes of
+both together; the least of the three bounds counts.
+
+**Concurrent replay.** Moments are those after the start of each request, and what is
+reserved counts as resident. What enters at the end of its request is reserved from its start
+on, so all of the above holds for starts in the place of requests; the positions differ a little
+(``replay="concurrent"``).
 
 An infinite cache is *not* such a bound: with less memory a prompt may leave the resident tree
-at an earlier fork, and take a state there that an infinite cache would not have.
+at an earlier fork, and take a state there that an infinite cache never has.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -52,8 +54,8 @@ from numpy.typing import NDArray
 
 from sglang_hybrid.core.costs import ModelCosts
 from sglang_hybrid.sim.admission import Admission
+from sglang_hybrid.sim.bound_dual import best_choices, states_on_paths
 from sglang_hybrid.sim.bound_positions import Positions, Replay, reachable
-from sglang_hybrid.sim.bound_steps import hull_steps, states_on_paths
 from sglang_hybrid.sim.budget import Budget
 from sglang_hybrid.sim.trace import FloatArray, IntArray
 from sglang_hybrid.sim.union_tree import UnionTree
@@ -71,6 +73,7 @@ def upper_bound(
     replay: Replay = "serial",
     system_len: IntArray | None = None,
     infinite: float = float("inf"),
+    rounds: int = 200,
 ) -> float:
     """FLOPs (or tokens) that no replay saves (or hits) more of, up to rounding.
 
@@ -79,33 +82,22 @@ def upper_bound(
         system_len: of the trace; makes the bound tighter if admission takes system ends.
         infinite: what an infinite cache with this admission reaches, where known. The
             result is then at most that, which is no longer proven, though rarely wrong.
+        rounds: of the search for prices; more make the bound a little tighter.
     """
     if not isinstance(budget, Budget):
         budget = Budget(budget)
     positions = reachable(tree, admission, replay, system_len)
-    is_inserted = _surely_inserted(tree, costs, admission, budget, positions)
-    if objective == "flops":
-        gain = costs.flops_linear, costs.flops_quadratic
-    else:
-        gain = 1.0, 0.0
-    bounds = [infinite]
-    for limit in _limits(costs, budget):
-        charges, gains = hull_steps(
-            positions.parent,
-            positions.depth,
-            positions.ready,
-            positions.prompt_row,
-            positions.end_row,
-            tree.input_len,
-            is_inserted,
-            limit.state_price,
-            limit.kv_price,
-            *gain,
-        )
-        taken = (is_inserted * (tree.input_len + tree.output_len))[:-1].sum() * limit.kv_price
-        capacity = limit.size * (len(tree.input_len) - 1) - taken
-        bounds.append(_fill(charges, gains, capacity))
-    return min(bounds)
+    keeps_kv = _surely_inserted(tree, costs, admission, budget, positions)
+    # A chunk position at the end would take the place of the decode end, and may be skipped.
+    may_skip_end = admission.first_victims and admission.block_tokens > 0
+    keeps_end = keeps_kv & (admission.decode_end == 1 and not may_skip_end)
+    flops = objective == "flops"
+    gain = (costs.flops_linear, costs.flops_quadratic) if flops else (1.0, 0.0)
+    bounds = [
+        _Relaxation(tree, positions, keeps_kv, keeps_end, limit, gain).least_dual(rounds)
+        for limit in _limits(costs, budget)
+    ]
+    return min(infinite, *bounds)
 
 
 def full_kv_reuse(tree: UnionTree) -> int:
@@ -130,11 +122,11 @@ def objective_total(tree: UnionTree, costs: ModelCosts, objective: Objective = "
 
 
 class _Limit(NamedTuple):
-    """At no moment do prices of what is resident add up to more than ``size``."""
+    """At no moment do the sizes of what is resident add up to more than ``total``."""
 
-    state_price: float
-    kv_price: float
-    size: float
+    state_size: float
+    kv_size: float
+    total: float
 
 
 def _limits(costs: ModelCosts, budget: Budget) -> list[_Limit]:
@@ -165,19 +157,63 @@ def _surely_inserted(
         states = states + total // grid
     fits = np.ones(len(total), np.bool_)
     for limit in _limits(costs, budget):
-        fits &= limit.kv_price * total + limit.state_price * states <= limit.size
+        fits &= limit.kv_size * total + limit.state_size * states <= limit.total
     return fits
 
 
-def _fill(charges: FloatArray, gains: FloatArray, capacity: float) -> float:
-    """The most that steps gain within ``capacity``; one of them may be taken in part."""
-    with np.errstate(divide="ignore"):
-        order = np.argsort(-(gains / charges), kind="stable")
-    charges, gains = charges[order], gains[order]
-    filled = np.cumsum(charges)
-    whole = int(np.searchsorted(filled, capacity, side="right"))
-    result = float(gains[:whole].sum())
-    if whole < len(gains):
-        room = capacity - (filled[whole - 1] if whole else 0.0)
-        result += float(gains[whole]) * max(0.0, room) / float(charges[whole])
-    return result
+@dataclass(frozen=True)
+class _Relaxation:
+    """The relaxation of one limit. ``gain``: linear and quadratic, per token of a hit."""
+
+    tree: UnionTree
+    positions: Positions
+    keeps_kv: NDArray[np.bool_]
+    keeps_end: NDArray[np.bool_]
+    limit: _Limit
+    gain: tuple[float, float]
+
+    def least_dual(self, rounds: int) -> float:
+        """The least value of the dual function that ``rounds`` steps of descent find."""
+        requests = len(self.tree.input_len)
+        occupancy = np.empty(requests)
+        least = self._net_gain(np.zeros(requests), occupancy)
+        room = self._capacity()
+        if least == 0 or np.isinf(room).any():
+            return least
+        # The price at which all room together costs what there is to gain.
+        unit = least / max(room.sum(), self.limit.state_size, self.limit.kv_size)
+        prices = np.full(requests, 0.1 * unit)
+        prices[-1] = 0.0  # nothing is charged at the last moment
+        scale = np.maximum(room, self.limit.state_size + self.limit.kv_size)
+        for i in range(rounds):
+            value = self._net_gain(prices, occupancy) + float(prices @ room)
+            least = min(least, value)
+            overbooked = np.clip((occupancy - room) / scale, -3.0, 3.0)
+            prices[:-1] *= np.exp(2.0 / np.sqrt(i + 1) * overbooked[:-1])
+            np.maximum(prices[:-1], 1e-5 * unit, out=prices[:-1])
+        return least
+
+    def _capacity(self) -> FloatArray:
+        """What is left of the limit at every moment, beside what is kept anyhow."""
+        tokens = self.tree.input_len + self.tree.output_len
+        kept = self.keeps_kv * tokens * self.limit.kv_size + self.keeps_end * self.limit.state_size
+        result: FloatArray = self.limit.total - kept
+        return result
+
+    def _net_gain(self, prices: FloatArray, occupancy: FloatArray) -> float:
+        at = self.positions
+        return best_choices(
+            at.parent,
+            at.depth,
+            at.ready,
+            at.prompt_row,
+            at.end_row,
+            self.tree.input_len,
+            self.keeps_kv,
+            self.keeps_end,
+            self.limit.state_size,
+            self.limit.kv_size,
+            *self.gain,
+            prices,
+            occupancy,
+        )
