@@ -30,32 +30,30 @@ SAMPLES = 32
 MAX_DRAWS = 256
 
 
+AGES = 2.0 ** (np.arange(AGE_BINS + 1) / 4)
+"""Lower edge of each bin, in requests."""
+
+HITS, ENDS, DENSITIES = range(3)
+
+
 class DensityTable(NamedTuple):
     """Counts of hits and ends (evictions) per class and age bin, and what follows from them.
 
     Attributes:
-        hits, ends, densities: float64[CLASSES + POOLS, AGE_BINS]; pools come last.
-        ages: lower edge of each bin in requests, float64[AGE_BINS + 1].
+        cells: float64[3, CLASSES + POOLS, AGE_BINS]: `HITS`, `ENDS`, `DENSITIES`; the
+            rows of the pools come last.
         events: int64[1].
     """
 
-    hits: NDArray[np.float64]
-    ends: NDArray[np.float64]
-    densities: NDArray[np.float64]
-    ages: NDArray[np.float64]
+    cells: NDArray[np.float64]
     events: NDArray[np.int64]
 
 
 def new_table() -> DensityTable:
     """A table that has seen nothing: all densities are the prior's."""
-    ages = 2.0 ** (np.arange(AGE_BINS + 1) / 4)
-    return DensityTable(
-        np.zeros((CLASSES + POOLS, AGE_BINS)),
-        np.zeros((CLASSES + POOLS, AGE_BINS)),
-        np.tile(1 / (2 * ages[:AGE_BINS]), (CLASSES + POOLS, 1)),
-        ages,
-        np.zeros(1, np.int64),
-    )
+    cells = np.zeros((3, CLASSES + POOLS, AGE_BINS))
+    cells[DENSITIES] = 1 / (2 * AGES[:AGE_BINS])
+    return DensityTable(cells, np.zeros(1, np.int64))
 
 
 def age_bin(age: int) -> int:
@@ -79,18 +77,15 @@ def count_event(table: DensityTable, row: int, age: int, is_hit: bool) -> None:
     """A checkpoint of class ``row`` was consumed, or evicted, at ``age``."""
     at = age_bin(age)
     pool = CLASSES + pool_of_class(row)
-    if is_hit:
-        table.hits[row, at] += 1
-        table.hits[pool, at] += 1
-    else:
-        table.ends[row, at] += 1
-        table.ends[pool, at] += 1
+    what = HITS if is_hit else ENDS
+    table.cells[what, row, at] += 1
+    table.cells[what, pool, at] += 1
     table.events[0] += 1
     if table.events[0] % RECOMPUTE_EVERY == 0:
         recompute(table)
         if table.events[0] % FADE_EVERY == 0:
-            np.multiply(table.hits, FADING, table.hits)
-            np.multiply(table.ends, FADING, table.ends)
+            counts = table.cells[:DENSITIES]
+            np.multiply(counts, FADING, counts)
 
 
 def recompute(table: DensityTable) -> None:
@@ -106,13 +101,13 @@ def _fill(table: DensityTable, row: int, prior: int) -> None:
 
     ``prior`` is the row whose densities one without events takes, -1 for Lindy's rule.
     """
-    ages, densities = table.ages, table.densities
+    cells = table.cells
     hits = events = remaining = 0.0
     for b in range(AGE_BINS - 1, -1, -1):
-        here = table.hits[row, b] + table.ends[row, b]
-        width = ages[b + 1] - ages[b]
+        here = cells[HITS, row, b] + cells[ENDS, row, b]
+        width = AGES[b + 1] - AGES[b]
         remaining = remaining + events * width + here * 0.5 * width
-        hits += table.hits[row, b]
+        hits += cells[HITS, row, b]
         events += here
-        expected = 1 / (2 * ages[b]) if prior < 0 else densities[prior, b]
-        densities[row, b] = (hits + SMOOTHING) / (remaining + SMOOTHING / expected)
+        expected = 1 / (2 * AGES[b]) if prior < 0 else cells[DENSITIES, prior, b]
+        cells[DENSITIES, row, b] = (hits + SMOOTHING) / (remaining + SMOOTHING / expected)

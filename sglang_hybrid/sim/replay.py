@@ -95,5 +95,5 @@ def count(cache: Cache, name: str) -> int:
 
 def resident_states(cache: Cache) -> list[int]:
     """Depths of all resident states, sorted."""
-    slots: Any = cache.slots[: count(cache, "STATES")]
+    slots: Any = cache.lists[arrays.SLOTS, : count(cache, "STATES")]
     return sorted(int(depth) for depth in cache.nodes["depth"][slots])

@@ -55,8 +55,23 @@ NODE = np.dtype(
     align=True,
 )
 
+REQUEST_ROW = np.dtype(
+    [
+        ("prompt_node", np.int32),
+        ("end_node", np.int32),
+        ("input_len", np.int64),
+        ("output_len", np.int64),
+        ("system_len", np.int64),
+        ("turn", np.int8),
+    ],
+    align=True,
+)
+
+POSITION = np.dtype([("depth", np.int64), ("node", np.int32), ("kind", np.int8)], align=True)
+
 RULES = np.dtype(
     [
+        ("inflation", np.float64),  # loss of the last victim (gdsf); all else is constant
         ("flops_linear", np.float64),
         ("flops_quadratic", np.float64),
         ("kv_bytes", np.float64),
@@ -118,11 +133,14 @@ FIRST, NORMAL = 0, 1  # tiers of victims
     VICTIMS,
     FIRST_EVICTION,
     USED_KINDS,
+    RANDOM,  # state of SplitMix64
+    FIRST_BUCKETS,  # and, next to it, those of the other tier
+    NORMAL_BUCKETS,
     NUM_COUNTS,
-) = range(20)
+) = range(23)
 
-# Places in `Cache.reals`.
-INFLATION, NUM_REALS = range(2)
+# Rows of `Cache.lists`.
+SLOTS, DIRTY_LIST, HEADS, FIRST_ROOTS, NORMAL_ROOTS, NUM_LISTS = range(6)
 
 
 class Cache(NamedTuple):
@@ -132,46 +150,28 @@ class Cache(NamedTuple):
         rules: RULES[1].
         nodes: NODE[capacity], the first ``counts[NODES]`` in use.
         counts: int64[NUM_COUNTS].
-        reals: float64[NUM_REALS].
-        slots: nodes with a state, int32[capacity], the first ``counts[STATES]`` in use.
-        dirty: nodes whose facts are to be computed anew, int32[capacity].
-        heads: scratch for the compared candidates, int32[capacity].
-        bucket_keys: int64[2, capacity]; bucket_roots: int32[2, capacity]; buckets: int64[2].
-        plan_depth: int64[P]; plan_kind: int8[P]; plan_node: int32[P]; planned positions.
+        lists: int32[NUM_LISTS, capacity], lists of nodes: those with a state, those whose
+            facts are to be computed anew, the compared candidates, and the oldest of
+            each bucket per tier.
+        bucket_keys: of the buckets, int64[2, capacity].
+        plan: POSITION[P], planned positions.
         victims: int32[V, 3], a log (clock, depth, was a leaf) if V > 0.
-        random: uint64[1], state of SplitMix64.
         table: hit densities.
-        passes, passes_from: prompts that pass each static node, for `offline`.
-        prompt_node, end_node, turn, input_len, output_len, system_len: of the requests.
+        passes: for `offline`, prompts that pass each static node: int32; where those of
+            node n start, for each n, then the prompts.
+        requests: REQUEST_ROW[R].
     """
 
     rules: NDArray[Any]
     nodes: NDArray[Any]
     counts: IntArray
-    reals: NDArray[np.float64]
-    slots: NDArray[np.int32]
-    dirty: NDArray[np.int32]
-    heads: NDArray[np.int32]
+    lists: NDArray[np.int32]
     bucket_keys: IntArray
-    bucket_roots: NDArray[np.int32]
-    buckets: IntArray
-    plan_depth: IntArray
-    plan_kind: NDArray[np.int8]
-    plan_node: NDArray[np.int32]
+    plan: NDArray[Any]
     victims: NDArray[np.int32]
-    random: NDArray[np.uint64]
     table: DensityTable
     passes: NDArray[np.int32]
-    passes_from: IntArray
-    prompt_node: NDArray[np.int32]
-    end_node: NDArray[np.int32]
-    turn: NDArray[np.int8]
-    input_len: IntArray
-    output_len: IntArray
-    system_len: IntArray
-
-
-_PER_NODE = ("slots", "dirty", "heads")
+    requests: NDArray[Any]
 
 
 def new_cache(
@@ -198,33 +198,21 @@ def new_cache(
     counts = np.zeros(NUM_COUNTS, np.int64)
     counts[NODES] = count
     counts[FIRST_EVICTION] = -1
-    if policy.kind == "offline":
-        passes, passes_from = _passes(tree)
-    else:
-        passes, passes_from = np.empty(0, np.int32), np.empty(0, np.int64)
+    counts[RANDOM] = policy.seed
+    requests = np.zeros(len(tree.input_len), REQUEST_ROW)
+    for name in REQUEST_ROW.names or ():
+        requests[name] = getattr(tree, name)
     return Cache(
         rules=_rules(costs, policy, admission, budget),
         nodes=nodes,
         counts=counts,
-        reals=np.zeros(NUM_REALS),
-        **{name: np.empty(capacity, np.int32) for name in _PER_NODE},
+        lists=np.empty((NUM_LISTS, capacity), np.int32),
         bucket_keys=np.empty((2, capacity), np.int64),
-        bucket_roots=np.empty((2, capacity), np.int32),
-        buckets=np.zeros(2, np.int64),
-        plan_depth=np.empty(64, np.int64),
-        plan_kind=np.empty(64, np.int8),
-        plan_node=np.empty(64, np.int32),
+        plan=np.empty(64, POSITION),
         victims=np.empty((1024 if log_victims else 0, 3), np.int32),
-        random=np.array([policy.seed], np.uint64),
         table=new_table(),
-        passes=passes,
-        passes_from=passes_from,
-        prompt_node=tree.prompt_node,
-        end_node=tree.end_node,
-        turn=tree.turn,
-        input_len=tree.input_len,
-        output_len=tree.output_len,
-        system_len=tree.system_len,
+        passes=_passes(tree) if policy.kind == "offline" else np.empty(0, np.int32),
+        requests=requests,
     )
 
 
@@ -237,15 +225,12 @@ def grown(cache: Cache, nodes: int, planned: int) -> Cache:
         more = np.zeros(capacity, NODE)
         more[: len(cache.nodes)] = cache.nodes
         changes["nodes"] = more
-        for name in _PER_NODE:
-            changes[name] = _longer(getattr(cache, name), capacity)
-        for name in ("bucket_keys", "bucket_roots"):
+        for name in ("lists", "bucket_keys"):
             old = getattr(cache, name)
-            changes[name] = np.empty((2, capacity), old.dtype)
+            changes[name] = np.empty((len(old), capacity), old.dtype)
             changes[name][:, : old.shape[1]] = old
-    if planned > len(cache.plan_depth):
-        for name in ("plan_depth", "plan_kind", "plan_node"):
-            changes[name] = _longer(getattr(cache, name), 2 * planned)
+    if planned > len(cache.plan):
+        changes["plan"] = np.empty(2 * planned, POSITION)
     if len(cache.victims):
         room = len(cache.victims) + 4 * capacity
         log = np.empty((room, 3), np.int32)
@@ -266,12 +251,6 @@ def with_admission(cache: Cache, admission: Admission) -> Cache:
     rules = cache.rules.copy()
     _set_admission(rules[0], admission)
     return cache._replace(rules=rules)
-
-
-def _longer(array: NDArray[Any], size: int) -> NDArray[Any]:
-    result = np.empty(size, array.dtype)
-    result[: len(array)] = array
-    return result
 
 
 def _rules(
@@ -334,7 +313,7 @@ def _set_admission(row: Any, admission: Admission) -> None:
     row["max_states_per_path"] = admission.max_states_per_path
 
 
-def _passes(tree: UnionTree) -> tuple[NDArray[np.int32], IntArray]:
+def _passes(tree: UnionTree) -> NDArray[np.int32]:
     """For each node the prompts that pass it, in order, one node after another."""
     nodes: list[NDArray[np.int32]] = []
     at = tree.prompt_node.copy()
@@ -348,6 +327,6 @@ def _passes(tree: UnionTree) -> tuple[NDArray[np.int32], IntArray]:
         at = tree.parent[at]
     node, request = np.concatenate(nodes), np.concatenate(requests)
     order = np.lexsort((request, node))
-    starts = np.zeros(tree.num_nodes + 1, np.int64)
-    np.cumsum(np.bincount(node, minlength=tree.num_nodes), out=starts[1:])
-    return request[order].astype(np.int32), starts
+    starts = np.full(tree.num_nodes + 1, tree.num_nodes + 1, np.int64)
+    starts[1:] += np.cumsum(np.bincount(node, minlength=tree.num_nodes))
+    return np.concatenate((starts, request[order])).astype(np.int32)

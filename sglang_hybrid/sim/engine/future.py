@@ -19,7 +19,7 @@ def next_use(c, n, now):
     """
     nodes = c.nodes
     owner = nodes[n].owner
-    low, high = c.passes_from[owner], c.passes_from[owner + 1]
+    low, high = c.passes[owner], c.passes[owner + 1]
     end = high
     while low < high:  # the first pass later than `now`
         middle = (low + high) // 2
@@ -29,8 +29,8 @@ def next_use(c, n, now):
             high = middle
     for i in range(low, min(end, low + MAX_LOOKS)):
         request = c.passes[i]
-        at = c.prompt_node[request]
-        limit = c.input_len[request] - 1
+        at = c.requests[request].prompt_node
+        limit = c.requests[request].input_len - 1
         while nodes[at].depth > limit or nodes[at].slot < 0:
             at = nodes[at].parent
         if at == n:

@@ -14,7 +14,10 @@ import numpy as np
 from sglang_hybrid.core import scores
 from sglang_hybrid.sim.engine.cache import (
     DIRTY,
+    DIRTY_LIST,
     FIRST,
+    FIRST_BUCKETS,
+    FIRST_ROOTS,
     GDSF,
     GDSF_ONE,
     HYPERBOLIC,
@@ -23,6 +26,7 @@ from sglang_hybrid.sim.engine.cache import (
     NORMAL,
     OFFLINE,
     SEGLEN,
+    SLOTS,
     STATES,
     TLRU,
     UTILITY,
@@ -88,7 +92,7 @@ def settle(c, now):
     """Compute the facts of all marked states and put them where they belong."""
     nodes, rules = c.nodes, c.rules[0]
     for i in range(c.counts[DIRTY]):
-        n = c.dirty[i]
+        n = c.lists[DIRTY_LIST, i]
         node = nodes[n]
         node.is_dirty = False
         if node.slot < 0:
@@ -120,7 +124,7 @@ def _place(c, n):
 def head(c, tier, i):
     """The oldest unpinned member of the ``i``-th bucket, or -1 if that left it empty."""
     while True:
-        n = c.bucket_roots[tier, i]
+        n = c.lists[FIRST_ROOTS + tier, i]
         if c.nodes[n].pins == 0:
             return n
         if c.nodes[n].heap_child < 0:
@@ -143,9 +147,9 @@ def touch(c, n, now, base):
 def reindex(c):
     """Forget the index and mark every state: the rules have changed."""
     for tier in (FIRST, NORMAL):
-        c.buckets[tier] = 0
+        c.counts[FIRST_BUCKETS + tier] = 0
     for i in range(c.counts[STATES]):
-        n = c.slots[i]
+        n = c.lists[SLOTS, i]
         c.nodes[n].indexed = 0
         mark(c, n)
 
@@ -201,7 +205,7 @@ def _meld_children(c, n):
 
 @internal
 def _find_bucket(c, tier, key):
-    for i in range(c.buckets[tier]):
+    for i in range(c.counts[FIRST_BUCKETS + tier]):
         if c.bucket_keys[tier, i] == key:
             return i
     return -1
@@ -215,12 +219,12 @@ def _join(c, n, tier):
     node.indexed = tier + 1
     i = _find_bucket(c, tier, node.bucket)
     if i < 0:
-        i = c.buckets[tier]
-        c.buckets[tier] = i + 1
+        i = c.counts[FIRST_BUCKETS + tier]
+        c.counts[FIRST_BUCKETS + tier] = i + 1
         c.bucket_keys[tier, i] = node.bucket
-        c.bucket_roots[tier, i] = n
+        c.lists[FIRST_ROOTS + tier, i] = n
     else:
-        c.bucket_roots[tier, i] = _meld(c, c.bucket_roots[tier, i], n)
+        c.lists[FIRST_ROOTS + tier, i] = _meld(c, c.lists[FIRST_ROOTS + tier, i], n)
 
 
 @internal
@@ -230,15 +234,15 @@ def leave_index(c, n):
     node = nodes[n]
     tier = node.indexed - 1
     i = _find_bucket(c, tier, node.bucket)
-    if c.bucket_roots[tier, i] == n:
+    if c.lists[FIRST_ROOTS + tier, i] == n:
         root = _meld_children(c, n)
         if root < 0:
-            last = c.buckets[tier] - 1
-            c.buckets[tier] = last
+            last = c.counts[FIRST_BUCKETS + tier] - 1
+            c.counts[FIRST_BUCKETS + tier] = last
             c.bucket_keys[tier, i] = c.bucket_keys[tier, last]
-            c.bucket_roots[tier, i] = c.bucket_roots[tier, last]
+            c.lists[FIRST_ROOTS + tier, i] = c.lists[FIRST_ROOTS + tier, last]
         else:
-            c.bucket_roots[tier, i] = root
+            c.lists[FIRST_ROOTS + tier, i] = root
     else:
         before, after = node.heap_prev, node.heap_next
         if nodes[before].heap_child == n:
@@ -249,6 +253,6 @@ def leave_index(c, n):
             nodes[after].heap_prev = before
         rest = _meld_children(c, n)
         if rest >= 0:
-            c.bucket_roots[tier, i] = _meld(c, c.bucket_roots[tier, i], rest)
+            c.lists[FIRST_ROOTS + tier, i] = _meld(c, c.lists[FIRST_ROOTS + tier, i], rest)
     node.heap_child = node.heap_next = node.heap_prev = -1
     node.indexed = 0

@@ -16,35 +16,35 @@ CHUNK, SYSTEM_END = int(Kind.CHUNK), int(Kind.SYSTEM_END)
 def most_positions(c, r):
     """An upper bound on the positions of request ``r``."""
     rules = c.rules[0]
-    total = c.input_len[r] + c.output_len[r]
+    total = c.requests[r].input_len + c.requests[r].output_len
     most = 8 + rules.ghost_forks
     if rules.block > 0:
         most += total // rules.block + 1
     if rules.chunk > 0:
-        most += c.input_len[r] // rules.chunk + 1
+        most += c.requests[r].input_len // rules.chunk + 1
     return most
 
 
 @internal
 def _want(c, count, depth, kind):
     """Add a position to the first ``count``, which are sorted; one that is there keeps its kind."""
-    depths, kinds = c.plan_depth, c.plan_kind
+    plan = c.plan
     at = count
-    while at > 0 and depths[at - 1] > depth:
+    while at > 0 and plan[at - 1].depth > depth:
         at -= 1
-    if at > 0 and depths[at - 1] == depth:
+    if at > 0 and plan[at - 1].depth == depth:
         return count
     for i in range(count, at, -1):
-        depths[i], kinds[i] = depths[i - 1], kinds[i - 1]
-    depths[at], kinds[at] = depth, kind
+        plan[i].depth, plan[i].kind = plan[i - 1].depth, plan[i - 1].kind
+    plan[at].depth, plan[at].kind = depth, kind
     return count + 1
 
 
 @internal
 def plan(c, r, hit, matched):
-    """Fill `plan_depth` and `plan_kind`, by rising depth; returns how many."""
+    """Fill depths and kinds of `plan`, by rising depth; returns how many."""
     rules = c.rules[0]
-    length = c.input_len[r]
+    length = c.requests[r].input_len
     nearest = hit + rules.min_gain
     count = np.int64(0)
     if rules.branch > 0:
@@ -54,8 +54,8 @@ def plan(c, r, hit, matched):
             count = _want(c, count, depth, BRANCH)
     if rules.ghost_forks > 0:
         count = _ghost_forks(c, r, count, nearest)
-    if rules.system_end and nearest <= c.system_len[r] < length:
-        count = _want(c, count, c.system_len[r], SYSTEM_END)
+    if rules.system_end and nearest <= c.requests[r].system_len < length:
+        count = _want(c, count, c.requests[r].system_len, SYSTEM_END)
     count = plan_output(c, r, hit, count)
     if rules.chunk > 0:
         return _chunks(c, r, hit, count)
@@ -70,7 +70,7 @@ def plan(c, r, hit, matched):
 def plan_output(c, r, beyond, count):
     """Positions that do not depend on what is resident: blocks and the last token."""
     rules = c.rules[0]
-    total = c.input_len[r] + c.output_len[r]
+    total = c.requests[r].input_len + c.requests[r].output_len
     if rules.block > 0:
         for depth in range((beyond // rules.block + 1) * rules.block, total + 1, rules.block):
             count = _want(c, count, depth, CHUNK)
@@ -78,7 +78,7 @@ def plan_output(c, r, beyond, count):
         count = _want(c, count, total, DECODE_END)
     elif rules.decode_end > 1:
         depth = total - total % rules.decode_end
-        if depth > c.input_len[r]:
+        if depth > c.requests[r].input_len:
             count = _want(c, count, depth, DECODE_END)
     return count
 
@@ -89,9 +89,9 @@ def _ghost_forks(c, r, count, nearest):
     rules, nodes = c.rules[0], c.nodes
     latest = r if rules.ghost_self else r - 1
     left = rules.ghost_forks
-    n = c.prompt_node[r]
+    n = c.requests[r].prompt_node
     while n > 0 and left > 0 and nodes[n].depth >= nearest:
-        if nodes[n].fork_time <= latest and nodes[n].depth < c.input_len[r]:
+        if nodes[n].fork_time <= latest and nodes[n].depth < c.requests[r].input_len:
             count = _want(c, count, np.int64(nodes[n].depth), BRANCH)
             left -= 1
         n = nodes[n].parent
@@ -102,7 +102,7 @@ def _ghost_forks(c, r, count, nearest):
 def _chunks(c, r, hit, count):
     """Ends of the prefill's chunks; the last one is the end of the prompt."""
     rules = c.rules[0]
-    length = c.input_len[r]
+    length = c.requests[r].input_len
     grid = max(1, rules.prompt_end)
     branches = count  # chunk ends are added behind what has been planned so far
     start = hit
@@ -113,7 +113,7 @@ def _chunks(c, r, hit, count):
         wanted = depth > start and (not is_last or rules.prompt_end > 0)
         if wanted and rules.chunk_or_branch:
             for i in range(branches):
-                if c.plan_kind[i] == BRANCH and start < c.plan_depth[i] <= end:
+                if c.plan[i].kind == BRANCH and start < c.plan[i].depth <= end:
                     wanted = False
         if wanted:
             before = count
@@ -125,13 +125,13 @@ def _chunks(c, r, hit, count):
 
 @internal
 def find_nodes(c, r, count):
-    """Fill `plan_node`, with new cuts where there is no node yet."""
+    """Fill the nodes of `plan`, with new cuts where there is no node yet."""
     nodes = c.nodes
-    n = c.end_node[r]
+    n = c.requests[r].end_node
     for i in range(count - 1, -1, -1):
-        depth = c.plan_depth[i]
+        depth = c.plan[i].depth
         while nodes[nodes[n].parent].depth >= depth:
             n = nodes[n].parent
         if nodes[n].depth > depth:
             n = cut(c, n, depth)
-        c.plan_node[i] = n
+        c.plan[i].node = n

@@ -7,8 +7,8 @@ import numpy as np
 from sglang_hybrid.sim.engine.cache import (
     DENSITY,
     FIRST_STATES,
+    HEADS,
     HYPERBOLIC,
-    INFLATION,
     KV,
     LINEAR,
     LRU,
@@ -64,41 +64,41 @@ def begin(c, r, job, is_serial, may_wait):
     A serial request's output enters at once; otherwise its space is only reserved.
     """
     nodes = c.nodes
-    length = c.input_len[r]
-    n = c.prompt_node[r]
+    length = c.requests[r].input_len
+    n = c.requests[r].prompt_node
     while not nodes[n].resident:
         n = nodes[n].parent
     matched_node, matched = n, np.int64(nodes[n].depth)
     while n > 0 and (nodes[n].slot < 0 or nodes[n].depth > length - 1):
         n = nodes[n].parent
     hit_node, hit = n, np.int64(nodes[n].depth)
-    n = c.end_node[r]
+    n = c.requests[r].end_node
     while not nodes[n].resident:
         n = nodes[n].parent
     resident = np.int64(nodes[n].depth)
 
     count = plan(c, r, hit, matched)
     find_nodes(c, r, count)
-    kv_end = length + c.output_len[r]
+    kv_end = length + c.requests[r].output_len
     if c.rules[0].truncate:
-        kv_end = max(resident, c.plan_depth[count - 1]) if count else resident
+        kv_end = max(resident, c.plan[count - 1].depth) if count else resident
     new_states = np.int64(0)
     for i in range(count):
-        if _is_asked_for(c, c.plan_kind[i]) and nodes[c.plan_node[i]].slot < 0:
+        if _is_asked_for(c, c.plan[i].kind) and nodes[c.plan[i].node].slot < 0:
             new_states += 1
-    pin(c, c.end_node[r])
+    pin(c, c.requests[r].end_node)
     job[REQUEST], job[HIT], job[MATCHED], job[KV_END] = r, hit, matched, kv_end
     job[HELD_KV], job[HELD_STATES], job[TAIL] = kv_end - resident, new_states, -1
     status = CACHED if _fits_beside_pinned(c, job) else REJECTED
     if status == REJECTED and may_wait:
-        unpin(c, c.end_node[r])
+        unpin(c, c.requests[r].end_node)
         job[STATUS] = WAITS
         return WAITS
     _touch(c, r, matched_node, hit_node)
     _renew(c, r, count)
     job[STATUS] = status
     if status == REJECTED:
-        unpin(c, c.end_node[r])
+        unpin(c, c.requests[r].end_node)
         return status
     _make_space(c, r, job)
     c.counts[RESERVED_KV] += job[HELD_KV]
@@ -113,9 +113,9 @@ def begin(c, r, job, is_serial, may_wait):
 def finish(c, job, is_serial):
     """The end of a request that was cached: its output enters, and its path is free again."""
     nodes, r = c.nodes, job[REQUEST]
-    end = c.end_node[r]
-    if not is_serial and job[KV_END] > c.input_len[r]:
-        count = plan_output(c, r, max(job[HIT], c.input_len[r]), np.int64(0))
+    end = c.requests[r].end_node
+    if not is_serial and job[KV_END] > c.requests[r].input_len:
+        count = plan_output(c, r, max(job[HIT], c.requests[r].input_len), np.int64(0))
         find_nodes(c, r, count)
         _insert(c, r, job, count, job[KV_END])
     c.counts[RESERVED_KV] -= job[HELD_KV]
@@ -180,7 +180,7 @@ def _make_space(c, r, job):
 @internal
 def _touch(c, r, matched_node, hit_node):
     nodes, rules = c.nodes, c.rules[0]
-    base = c.reals[INFLATION]
+    base = c.rules[0].inflation
     if rules.policy == TLRU or rules.kv_lru:
         _walk(c, r)
     if hit_node > 0:
@@ -207,8 +207,8 @@ def _touch(c, r, matched_node, hit_node):
 def _walk(c, r):
     """Note the request on every node of its sequence."""
     nodes = c.nodes
-    total = c.input_len[r] + c.output_len[r]
-    n = c.end_node[r]
+    total = c.requests[r].input_len + c.requests[r].output_len
+    n = c.requests[r].end_node
     while n > 0:
         node = nodes[n]
         node.walked = r
@@ -223,13 +223,13 @@ def _walk(c, r):
 def _renew(c, r, count):
     """Wanted positions that hold a state already."""
     for i in range(count):
-        n = c.plan_node[i]
+        n = c.plan[i].node
         node = c.nodes[n]
         if node.slot < 0:
             continue
-        touch(c, n, r, c.reals[INFLATION])
+        touch(c, n, r, c.rules[0].inflation)
         if node.is_first:
-            node.kind = c.plan_kind[i]
+            node.kind = c.plan[i].kind
             if not _starts_first(c, node.kind):
                 node.is_first = False
                 c.counts[FIRST_STATES] -= 1
@@ -239,7 +239,7 @@ def _renew(c, r, count):
 def _insert(c, r, job, count, limit):
     """KV and the states asked for up to depth ``limit``, out of what is held for them."""
     nodes = c.nodes
-    n = c.end_node[r]
+    n = c.requests[r].end_node
     while nodes[n].depth > limit:
         n = nodes[n].parent
     while not nodes[n].resident:
@@ -249,10 +249,10 @@ def _insert(c, r, job, count, limit):
         add_edge(c, n)
         n = above
     for i in range(count):
-        n, kind = c.plan_node[i], c.plan_kind[i]
-        if c.plan_depth[i] > limit or nodes[n].slot >= 0 or not _is_asked_for(c, kind):
+        n, kind = c.plan[i].node, c.plan[i].kind
+        if c.plan[i].depth > limit or nodes[n].slot >= 0 or not _is_asked_for(c, kind):
             continue
-        add_state(c, n, kind, c.turn[r], r, False, c.reals[INFLATION])
+        add_state(c, n, kind, c.requests[r].turn, r, False, c.rules[0].inflation)
         job[HELD_STATES] -= 1
         c.counts[RESERVED_STATES] -= 1
         if job[TAIL] < 0 or nodes[n].depth > nodes[job[TAIL]].depth:
@@ -264,7 +264,7 @@ def _take_first_victims(c, r, job, count):
     """States that nobody asked for, where they cost nothing that is worth more."""
     nodes, rules = c.nodes, c.rules[0]
     for i in range(count):
-        n, kind = c.plan_node[i], c.plan_kind[i]
+        n, kind = c.plan[i].node, c.plan[i].kind
         if _is_asked_for(c, kind) or nodes[n].slot >= 0:
             continue
         while not (_fits_slots(c, 1) if rules.has_pools else _fits(c, 0, 1)):
@@ -277,7 +277,7 @@ def _take_first_victims(c, r, job, count):
             evict(c, victim, r)
         if _fits_slots(c, 1) if rules.has_pools else _fits(c, 0, 1):
             is_first = _starts_first(c, kind)
-            add_state(c, n, kind, c.turn[r], r, is_first, c.reals[INFLATION])
+            add_state(c, n, kind, c.requests[r].turn, r, is_first, c.rules[0].inflation)
             if job[TAIL] < 0 or nodes[n].depth > nodes[job[TAIL]].depth:
                 job[TAIL] = n
 
@@ -316,14 +316,14 @@ def _cap_path(c, r, tail):
     n = tail
     while n > 0:
         if nodes[n].slot >= 0:
-            c.heads[count] = n
+            c.lists[HEADS, count] = n
             count += 1
         n = nodes[n].parent
     excess = count - c.rules[0].max_states_per_path
     for i in range(count - 1, 0, -1):
         if excess <= 0:
             return
-        n = c.heads[i]
+        n = c.lists[HEADS, i]
         if nodes[n].pins == 0 and nodes[n].children == 1:
             evict(c, n, r)
             excess -= 1

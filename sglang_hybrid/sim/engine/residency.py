@@ -10,6 +10,7 @@ import numpy as np
 
 from sglang_hybrid.sim.engine.cache import (
     DIRTY,
+    DIRTY_LIST,
     FIRST_STATES,
     KV,
     KV_EVICTED,
@@ -19,6 +20,7 @@ from sglang_hybrid.sim.engine.cache import (
     OFFLINE,
     PINNED_KV,
     PINNED_STATES,
+    SLOTS,
     STATES,
     STATES_MADE,
     STATES_USED,
@@ -38,7 +40,7 @@ def mark(c, n):
     """The facts of state ``n`` are to be computed anew."""
     if not c.nodes[n].is_dirty:
         c.nodes[n].is_dirty = True
-        c.dirty[c.counts[DIRTY]] = n
+        c.lists[DIRTY_LIST, c.counts[DIRTY]] = n
         c.counts[DIRTY] += 1
 
 
@@ -151,7 +153,7 @@ def add_state(c, n, kind, turn, now, is_first, base):
     node = c.nodes[n]
     count = c.counts[STATES]
     node.slot = count
-    c.slots[count] = n
+    c.lists[SLOTS, count] = n
     c.counts[STATES] = count + 1
     c.counts[STATES_MADE] += 1
     node.last_use, node.hits, node.kind, node.turn = now, 0, kind, turn
@@ -170,8 +172,8 @@ def remove_state(c, n):
     """``n``, not pinned and out of the index, loses its state."""
     node = c.nodes[n]
     last = c.counts[STATES] - 1
-    moved = c.slots[last]
-    c.slots[node.slot] = moved
+    moved = c.lists[SLOTS, last]
+    c.lists[SLOTS, node.slot] = moved
     c.nodes[moved].slot = node.slot
     node.slot = -1
     c.counts[STATES] = last

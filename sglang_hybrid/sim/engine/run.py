@@ -25,7 +25,7 @@ START, PREFILL_END, CLOCK_SIZE = range(3)
 @internal
 def _has_room(c, r):
     most = most_positions(c, r)
-    if c.counts[NODES] + most + 2 > len(c.nodes) or most > len(c.plan_depth):
+    if c.counts[NODES] + most + 2 > len(c.nodes) or most > len(c.plan):
         return False
     # Every state, old or new, can go once.
     return len(c.victims) == 0 or c.counts[VICTIMS] + c.counts[STATES] + most < len(c.victims)
@@ -115,11 +115,13 @@ def run_concurrent(
         clock[START] = now
         hits[r], matched[r], cached[r] = job[HIT], job[MATCHED], job[STATUS] == CACHED
         prefill_start = max(now, clock[PREFILL_END])
-        clock[PREFILL_END] = prefill_start + prefill_seconds(timing, c.input_len[r], job[HIT])
+        clock[PREFILL_END] = prefill_start + prefill_seconds(
+            timing, c.requests[r].input_len, job[HIT]
+        )
         ttft[r] = clock[PREFILL_END] - arrival[r]
-        ends[free] = clock[PREFILL_END] + c.output_len[r] * per_token
+        ends[free] = clock[PREFILL_END] + c.requests[r].output_len * per_token
         busy[free] = r
-    if stop == len(c.input_len):
+    if stop == len(c.requests):
         i = _earliest(ends, busy)
         while i >= 0:
             _release(c, jobs, ends, busy, i)

@@ -8,21 +8,24 @@ from __future__ import annotations
 import numpy as np
 
 from sglang_hybrid.core import hit_density
+from sglang_hybrid.core.hit_density import DENSITIES
 from sglang_hybrid.sim.engine.cache import (
     DENSITY,
     FIRST,
+    FIRST_BUCKETS,
     FIRST_EVICTION,
     FIRST_STATES,
     GDSF,
     GDSF_ONE,
+    HEADS,
     HYPERBOLIC,
-    INFLATION,
     INTERIORS_EVICTED,
     LEAVES_EVICTED,
     LINEAR,
     LRU,
     NORMAL,
     SEGLEN,
+    SLOTS,
     STATES,
     TLRU,
     UTILITY,
@@ -92,11 +95,11 @@ def choose_normal(c, now, leaf_only):
 def _roots(c, tier):
     """The oldest unpinned member of every bucket, in `heads`."""
     count = i = 0
-    while i < c.buckets[tier]:
+    while i < c.counts[FIRST_BUCKETS + tier]:
         n = head(c, tier, i)
         if n < 0:
             continue  # the bucket went, another took its place
-        c.heads[count] = n
+        c.lists[HEADS, count] = n
         count += 1
         i += 1
     return count
@@ -114,24 +117,24 @@ def _scan(c, tier, leaf_only):
     by_bucket = by_bucket and rules.bucket_width > 0
     count = 0
     for i in range(c.counts[STATES]):
-        n = c.slots[i]
+        n = c.lists[SLOTS, i]
         node = nodes[n]
         if node.pins > 0 or node.children > limit or node.is_first != (tier == FIRST):
             continue
         if not by_bucket:
-            c.heads[count] = n
+            c.lists[HEADS, count] = n
             count += 1
             continue
         node.bucket = bucket_of(c, n)
         for k in range(count + 1):
             if k == count:
-                c.heads[count] = n
+                c.lists[HEADS, count] = n
                 count += 1
                 break
-            other = nodes[c.heads[k]]
+            other = nodes[c.lists[HEADS, k]]
             if other.bucket == node.bucket:
                 if (node.last_use, node.depth) < (other.last_use, other.depth):
-                    c.heads[k] = n
+                    c.lists[HEADS, k] = n
                 break
     return count
 
@@ -145,7 +148,7 @@ def _lowest(c, now, count, policy):
     spans = marconi.spans(c, count, now, policy)
     best, lowest = np.int32(-1), np.inf
     for i in range(count):
-        n = c.heads[i]
+        n = c.lists[HEADS, i]
         node = nodes[n]
         if policy == LRU:
             loss = lru.loss(node.last_use)
@@ -163,7 +166,9 @@ def _lowest(c, now, count, policy):
             loss = tlru.loss(node.weight, node.last_use, rules.threshold)
         elif policy == DENSITY:
             at = age_bin(now - node.last_use)
-            loss = density.loss(c.table.densities[density_class(c, n), at], node.saved, node.freed)
+            loss = density.loss(
+                c.table.cells[DENSITIES, density_class(c, n), at], node.saved, node.freed
+            )
         else:
             if node.next_use <= now:
                 node.next_use = next_use(c, n, now)
@@ -175,7 +180,7 @@ def _lowest(c, now, count, policy):
         elif best < 0 or loss < lowest:
             best, lowest = n, loss
     if policy in (GDSF, GDSF_ONE):
-        c.reals[INFLATION] = lowest
+        rules.inflation = lowest
     return best
 
 
@@ -185,7 +190,7 @@ def oldest_walked_leaf(c):
     nodes = c.nodes
     best = np.int32(-1)
     for i in range(c.counts[STATES]):
-        n = c.slots[i]
+        n = c.lists[SLOTS, i]
         node = nodes[n]
         if node.pins > 0 or node.children > 0:
             continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from sglang_hybrid.core.hit_density import MAX_DRAWS, SAMPLES
-from sglang_hybrid.sim.engine.cache import STATES
+from sglang_hybrid.sim.engine.cache import HEADS, RANDOM, SLOTS, STATES
 from sglang_hybrid.sim.jit import internal
 
 
@@ -19,10 +19,10 @@ def loss(density, saved, freed):
 
 
 @internal
-def _draw(random):
+def _draw(counts):
     """SplitMix64 (Steele, Lea and Flood, OOPSLA 2014)."""
-    random[0] += np.uint64(0x9E3779B97F4A7C15)
-    z = random[0]
+    z = np.uint64(counts[RANDOM]) + np.uint64(0x9E3779B97F4A7C15)
+    counts[RANDOM] = np.int64(z)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))
@@ -37,10 +37,12 @@ def sample(c, leaf_only):
     if length == 0:
         return count
     for _ in range(MAX_DRAWS):
-        n = c.slots[((_draw(c.random) >> np.uint64(32)) * np.uint64(length)) >> np.uint64(32)]
+        n = c.lists[
+            SLOTS, ((_draw(c.counts) >> np.uint64(32)) * np.uint64(length)) >> np.uint64(32)
+        ]
         node = nodes[n]
         if node.pins == 0 and node.children <= limit and not node.is_first:
-            c.heads[count] = n
+            c.lists[HEADS, count] = n
             count += 1
             if count == SAMPLES:
                 break

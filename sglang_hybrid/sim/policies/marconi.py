@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sglang_hybrid.core import scores
-from sglang_hybrid.sim.engine.cache import HYPERBOLIC, LINEAR, SEGLEN
+from sglang_hybrid.sim.engine.cache import HEADS, HYPERBOLIC, LINEAR, SEGLEN
 from sglang_hybrid.sim.jit import compiled_with, internal
 
 efficiency_gain = compiled_with(scores.efficiency_gain)
@@ -38,10 +38,10 @@ def spans(c, count, now, policy):
     low = high = lowest = gain = 0.0
     if policy not in (LINEAR, HYPERBOLIC, SEGLEN):
         return Spans(oldest, newest, low, high, lowest, gain)
-    oldest = newest = np.int64(c.nodes[c.heads[0]].last_use)
-    low = high = c.nodes[c.heads[0]].weight
+    oldest = newest = np.int64(c.nodes[c.lists[HEADS, 0]].last_use)
+    low = high = c.nodes[c.lists[HEADS, 0]].weight
     for i in range(1, count):
-        node = c.nodes[c.heads[i]]
+        node = c.nodes[c.lists[HEADS, i]]
         last_use = np.int64(node.last_use)
         oldest, newest = min(oldest, last_use), max(newest, last_use)
         low, high = min(low, node.weight), max(high, node.weight)
