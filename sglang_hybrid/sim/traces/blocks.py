@@ -94,11 +94,16 @@ def _visits_of_ends(requests: Sequence[BlockRequest]) -> dict[int, list[int]]:
 
 
 class ChainedBuilder:
-    """Adds sequences of chained symbols to a trace; stores what no request had before."""
+    """Adds sequences of chained symbols to a trace; stores what no request had before.
+
+    Symbols are small numbers from 0 on.
+    """
 
     def __init__(self, builder: TraceBuilder) -> None:
         self.builder = builder
-        self._first: dict[int, tuple[int, int]] = {}  # symbol to request and position
+        # By symbol: the request that had it first (-1: none), and the symbol before it.
+        self._first = np.full(1024, -1, dtype=np.int64)
+        self._before = np.full(1024, -1, dtype=np.int64)
 
     def add(
         self,
@@ -116,36 +121,36 @@ class ChainedBuilder:
             ValueError: lengths that the symbols do not cover, or symbols that follow
                 different prefixes.
         """
-        symbols = sequence.tolist()
-        keep = self._known(symbols)
-        parent = -1
-        if keep:
-            parent, position = self._first[symbols[keep - 1]]
-            if position != keep - 1:
-                raise ValueError(
-                    f"block {symbols[keep - 1]} stands at places {position} and {keep - 1}; the "
-                    "ids of a chain stand at one"
-                )
+        self._grow(int(sequence.max(initial=0)) + 1)
+        before = np.concatenate(([-1], sequence[:-1]))
+        keep = self._known(sequence, before)
         index = self.builder.add_difference(
             sequence[keep:],
             input_len,
             output_len,
-            parent=parent,
+            parent=int(self._first[sequence[keep - 1]]) if keep else -1,
             keep=keep,
             session=session,
             arrival=arrival,
             system_len=system_len,
         )
-        for position in range(keep, len(symbols)):
-            self._first[symbols[position]] = index, position
+        self._first[sequence[keep:]] = index
+        self._before[sequence[keep:]] = before[keep:]
 
-    def _known(self, symbols: list[int]) -> int:
-        """How many leading symbols a request had before; known ones come first in a chain."""
-        low, high = 0, len(symbols)
-        while low < high:
-            middle = (low + high) // 2
-            if symbols[middle] in self._first:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+    def _known(self, sequence: IntArray, before: IntArray) -> int:
+        """How many leading symbols requests had before."""
+        known = self._first[sequence] >= 0
+        keep = int(np.argmin(np.append(known, False)))
+        astray = known & (self._before[sequence] != before)
+        astray[keep:] |= known[keep:]
+        new = sequence[keep:]
+        if astray.any() or len(np.unique(new)) < len(new):
+            raise ValueError("the ids are no chain: one of them follows different prefixes")
+        return keep
+
+    def _grow(self, symbols: int) -> None:
+        missing = symbols - len(self._first)
+        if missing > 0:
+            more = np.full(max(missing, len(self._first)), -1, dtype=np.int64)
+            self._first = np.concatenate((self._first, more))
+            self._before = np.concatenate((self._before, more))

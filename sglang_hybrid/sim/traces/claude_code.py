@@ -150,6 +150,12 @@ def _blocks(runs: list[Any]) -> IntArray:
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
 
+def _lead(blocks: IntArray) -> IntArray:
+    """The first run of ``blocks``: where it breaks off, sessions vary their system prompt."""
+    breaks = np.flatnonzero(np.diff(blocks) != 1)
+    return blocks[: breaks[0] + 1] if len(breaks) else blocks
+
+
 class _Numbers:
     """Makes the ids of sessions global: all distinct, but for shared system prompts."""
 
@@ -163,14 +169,13 @@ class _Numbers:
         """Add the requests of ``session``."""
         width = session.block_tokens
         sequences, count = full_sequences(session.requests, width, outputs)
-        lead = session.requests[0].blocks[: session.system_tokens // width]
+        lead = _lead(session.requests[0].blocks[: session.system_tokens // width])
         numbers = np.arange(self._free, self._free + count)
         self._free += count
         numbers[lead] = self._system_numbers(session.tools_and_system, width)[: len(lead)]
         name = self._unique(session.name)
         for request, sequence in zip(session.requests, sequences, strict=True):
-            own_lead = request.blocks[: len(lead)]
-            has_system = len(lead) > 0 and np.array_equal(own_lead, lead)
+            has_system = len(lead) > 0 and np.array_equal(request.blocks[:1], lead[:1])
             self.chained.add(
                 numbers[sequence],
                 request.input_len,

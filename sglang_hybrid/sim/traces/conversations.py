@@ -171,7 +171,7 @@ def message_of(value: Any, role_key: str = "role", text_key: str = "content") ->
         parts.append(json.dumps(value["tool_calls"], ensure_ascii=False))
     created = value.get("created")
     timed = isinstance(created, int | float) and not isinstance(created, bool)
-    return Message(role, "\n".join(filter(None, parts)), float(created) if timed else None)
+    return Message(role, "".join(parts), float(created) if timed else None)
 
 
 def _text(content: Any) -> str:

@@ -5,6 +5,8 @@ A line is `{"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from sglang_hybrid.sim.trace import Trace, TraceBuilder
@@ -40,6 +42,7 @@ def read_mooncake(source: Source, options: ReadOptions) -> Trace:
     ]
     if requests:
         chained = ChainedBuilder(builder)
+        requests = _renumbered(requests)
         sequences, _ = full_sequences(requests, BLOCK_TOKENS, options.outputs)
         for entry, request, sequence in zip(entries, requests, sequences, strict=True):
             try:
@@ -49,6 +52,14 @@ def read_mooncake(source: Source, options: ReadOptions) -> Trace:
     return builder.build()
 
 
+def _renumbered(requests: list[BlockRequest]) -> list[BlockRequest]:
+    """The same with ids from 0 on, whatever the hashes were."""
+    ends = np.cumsum([len(request.blocks) for request in requests])
+    _, ids = np.unique(np.concatenate([r.blocks for r in requests]), return_inverse=True)
+    parts = np.split(ids.astype(np.int64), ends[:-1])
+    return [replace(r, blocks=part) for r, part in zip(requests, parts, strict=True)]
+
+
 def _request(entry: Entry) -> BlockRequest:
     input_len = member(entry.value, "input_length", int)
     output_len = member(entry.value, "output_length", int)
@@ -56,8 +67,8 @@ def _request(entry: Entry) -> BlockRequest:
     time = member(entry.value, "timestamp", int, float) / _MS_PER_SECOND
     if input_len < 1 or output_len < 0:
         raise ValueError(f"lengths {input_len} and {output_len}; allowed: from 1, from 0")
-    if not all(type(block) is int and 0 <= block < 2**48 for block in ids):
-        raise ValueError('"hash_ids" holds something else than integers from 0 to 2**48')
+    if not all(type(block) is int and -(2**63) <= block < 2**63 for block in ids):
+        raise ValueError('"hash_ids" holds something else than integers of 64 bits')
     blocks = -(-input_len // BLOCK_TOKENS)
     if len(ids) != blocks:
         raise ValueError(

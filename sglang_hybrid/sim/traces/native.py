@@ -72,15 +72,16 @@ def read_native(source: Source, options: ReadOptions) -> Trace:
         TraceError: the first line is no header that this version knows.
     """
     entries = iter(source)
-    builder = _header(next(entries))
+    header = next(entries)
+    builder = _header(header)
     numbers: dict[int, int] = {}  # request in the file to request in the trace
     before = None
-    for request, entry in enumerate(entries):
+    for entry in entries:
         try:
             arrival = optional(entry.value, "t", int, float) if _is_object(entry) else None
             if arrival is not None and before is not None and arrival < before:
                 raise ValueError(f"t {arrival} comes after {before}; requests go by arrival")
-            numbers[request] = _add(builder, entry, numbers)
+            numbers[entry.number - header.number - 1] = _add(builder, entry, numbers)
             before = before if arrival is None else arrival
         except (ValueError, OverflowError) as error:
             source.reject(entry, error)

@@ -16,6 +16,7 @@ from typing import IO, Any, cast
 import orjson
 
 _MAGIC_BYTES = 6
+_CHUNK_BYTES = 1 << 16
 _DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
 
 
@@ -54,10 +55,17 @@ class TraceReport:
 
 @dataclass(frozen=True)
 class Entry:
-    """One JSON value; ``place`` is its line, or its number in a JSON list."""
+    """One JSON value.
+
+    Attributes:
+        file: name of the file.
+        place: its line, or its number in a JSON list.
+        number: how many entries the file has before it, malformed ones included.
+    """
 
     file: str
     place: str
+    number: int
     value: Any
 
 
@@ -96,14 +104,14 @@ class Source:
         line = 0
         try:
             with open_file(path) as file:
-                for line, value in _values(file):
+                for number, (line, value) in enumerate(_values(file)):
                     unit = "" if line > 0 else "entry "
                     place = f"{unit}{abs(line)}"
                     self.report.entries += 1
                     if isinstance(value, orjson.JSONDecodeError):
                         self._problem(Problem(path.name, place, f"not JSON: {value.msg}"))
                     else:
-                        yield Entry(path.name, place, value)
+                        yield Entry(path.name, place, number, value)
         except (FileNotFoundError, IsADirectoryError, PermissionError):
             raise
         except _DAMAGED as error:
@@ -142,20 +150,38 @@ def _open_zstd(path: Path) -> IO[bytes]:
 
 
 class _ZstdFile(io.RawIOBase):
-    """A zstd file as the standard library expects it, errors included."""
+    """A zstd file as the standard library expects it; one that is cut is an error."""
 
     def __init__(self, path: Path, decompressor: Any) -> None:
         self._file = path.open("rb")
-        self._stream = decompressor.stream_reader(self._file, read_across_frames=True)
+        self._decompressor = decompressor
+        self._frame = decompressor.decompressobj()
+        self._compressed = self._unpacked = b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
+        while not self._unpacked:
+            self._compressed = self._compressed or self._file.read(_CHUNK_BYTES)
+            if not self._compressed:
+                if self._frame.eof:
+                    return 0
+                raise OSError("it ends inside a frame")
+            self._unpack()
+        count = min(len(buffer), len(self._unpacked))
+        buffer[:count] = self._unpacked[:count]
+        self._unpacked = self._unpacked[count:]
+        return count
+
+    def _unpack(self) -> None:
+        if self._frame.eof:
+            self._frame = self._decompressor.decompressobj()
         try:
-            return int(self._stream.readinto(buffer))
+            self._unpacked = self._frame.decompress(self._compressed)
         except Exception as error:  # the package's own type is known only where it is installed
             raise OSError(str(error)) from None
+        self._compressed = self._frame.unused_data if self._frame.eof else b""
 
     def close(self) -> None:
         self._file.close()
@@ -177,7 +203,8 @@ def _values(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
     if isinstance(value, orjson.JSONDecodeError | list):
         # Not JSON Lines: one document over several lines, or a list of entries.
         rest = file.read()
-        document = _parse(first + rest)
+        whole = isinstance(value, list) and not rest.strip()
+        document = value if whole else _parse(first + rest)
         if isinstance(document, list):
             yield from ((-number, item) for number, item in enumerate(document, 1))
             return
