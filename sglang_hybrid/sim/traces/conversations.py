@@ -19,6 +19,7 @@ _ROLES = {
     "developer": "system",
     "user": "user",
     "human": "user",
+    "exit": "user",  # how mini-swe-agent notes the end of a run
     "tool": "tool",
     "function": "tool",
     "function_response": "tool",
