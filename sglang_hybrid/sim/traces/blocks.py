@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,6 +33,16 @@ class BlockRequest:
 def granularity(width: int) -> str:
     """The assumption of a trace of blocks."""
     return f"Prefixes are known in blocks of {width} tokens; what lies inside a block is not."
+
+
+def renumbered(requests: Sequence[BlockRequest]) -> list[BlockRequest]:
+    """The same with ids from 0 on, whatever the hashes were."""
+    if not requests:
+        return []
+    ends = np.cumsum([len(request.blocks) for request in requests])
+    _, ids = np.unique(np.concatenate([r.blocks for r in requests]), return_inverse=True)
+    parts = np.split(ids.astype(np.int64), ends[:-1])
+    return [replace(r, blocks=part) for r, part in zip(requests, parts, strict=True)]
 
 
 def full_sequences(

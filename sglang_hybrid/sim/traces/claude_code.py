@@ -22,9 +22,10 @@ from sglang_hybrid.sim.traces.blocks import (
     ChainedBuilder,
     full_sequences,
     granularity,
+    renumbered,
 )
 from sglang_hybrid.sim.traces.options import ReadOptions
-from sglang_hybrid.sim.traces.source import Entry, Source, TraceError, member
+from sglang_hybrid.sim.traces.source import Entry, Source, TraceError, member, tokens
 
 MAX_INPUT_TOKENS = 131_072
 """Default limit; sessions with longer prompts are left out."""
@@ -108,11 +109,9 @@ def _sessions(source: Source, limit: int, left: _Left) -> Iterator[tuple[Entry, 
 
 
 def _session(entry: Entry) -> _Session:
-    block_tokens = member(entry.value, "block_size", int)
-    if block_tokens < 1:
-        raise ValueError(f'"block_size" is {block_tokens}; allowed: from 1')
-    tools = member(entry.value, "tool_tokens", int)
-    system = member(entry.value, "system_tokens", int)
+    block_tokens = tokens(entry.value, "block_size", 1)
+    tools = tokens(entry.value, "tool_tokens", 0)
+    system = tokens(entry.value, "system_tokens", 0)
     values = member(entry.value, "requests", list)
     requests = sorted(_requests(values, 0.0, block_tokens), key=lambda request: request.time)
     if not requests:
@@ -127,33 +126,30 @@ def _requests(values: list[Any], start: float, block_tokens: int) -> Iterator[Bl
         if value.get("type") == "subagent":
             yield from _requests(member(value, "requests", list), time, block_tokens)
             continue
-        input_len = member(value, "in", int)
-        output_len = member(value, "out", int)
-        blocks = _blocks(member(value, "hash_runs", list))
-        if input_len < 1 or output_len < 0 or len(blocks) != input_len // block_tokens:
-            raise ValueError(
-                f"{len(blocks)} blocks for a prompt of {input_len} tokens and {output_len} "
-                f"generated; {input_len // block_tokens} full blocks are needed"
-            )
+        input_len = tokens(value, "in", 1)
+        output_len = tokens(value, "out", 0)
+        blocks = _blocks(member(value, "hash_runs", list), input_len // block_tokens)
         yield BlockRequest(time, input_len, output_len, blocks)
 
 
-def _blocks(runs: list[Any]) -> IntArray:
+def _blocks(runs: list[Any], expected: int) -> IntArray:
     parts = []
     for run in runs:
         if not (isinstance(run, list) and len(run) == 2 and all(type(n) is int for n in run)):
             raise ValueError('"hash_runs" holds something else than [start, count]')
         start, count = run
-        if start < 0 or count < 0 or start + count > 2**31:
-            raise ValueError(f"run {run} of blocks; allowed: [start, count] from 0 to 2**31")
+        if not (0 <= start < 2**62 and 0 <= count <= expected):
+            raise ValueError(f"run {run} does not fit a prompt of {expected} full blocks")
         parts.append(np.arange(start, start + count, dtype=np.int64))
+    if sum(map(len, parts)) != expected:
+        raise ValueError(f"{sum(map(len, parts))} blocks; {expected} full ones are needed")
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
 
-def _lead(blocks: IntArray) -> IntArray:
-    """The first run of ``blocks``: where it breaks off, sessions vary their system prompt."""
+def _lead(blocks: IntArray) -> int:
+    """Length of the first run: where it breaks off, sessions vary their system prompt."""
     breaks = np.flatnonzero(np.diff(blocks) != 1)
-    return blocks[: breaks[0] + 1] if len(breaks) else blocks
+    return int(breaks[0]) + 1 if len(breaks) else len(blocks)
 
 
 class _Numbers:
@@ -168,14 +164,16 @@ class _Numbers:
     def add(self, session: _Session, outputs: str) -> None:
         """Add the requests of ``session``."""
         width = session.block_tokens
-        sequences, count = full_sequences(session.requests, width, outputs)
-        lead = _lead(session.requests[0].blocks[: session.system_tokens // width])
+        shared = _lead(session.requests[0].blocks[: session.system_tokens // width])
+        requests = renumbered(session.requests)
+        sequences, count = full_sequences(requests, width, outputs)
+        lead = requests[0].blocks[:shared]
         numbers = np.arange(self._free, self._free + count)
         self._free += count
-        numbers[lead] = self._system_numbers(session.tools_and_system, width)[: len(lead)]
+        numbers[lead] = self._system_numbers(session.tools_and_system, width)[:shared]
         name = self._unique(session.name)
-        for request, sequence in zip(session.requests, sequences, strict=True):
-            has_system = len(lead) > 0 and np.array_equal(request.blocks[:1], lead[:1])
+        for request, sequence in zip(requests, sequences, strict=True):
+            has_system = shared > 0 and np.array_equal(request.blocks[:1], lead[:1])
             self.chained.add(
                 numbers[sequence],
                 request.input_len,

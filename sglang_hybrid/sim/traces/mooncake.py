@@ -5,8 +5,6 @@ A line is `{"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from sglang_hybrid.sim.trace import Trace, TraceBuilder
@@ -17,9 +15,10 @@ from sglang_hybrid.sim.traces.blocks import (
     ChainedBuilder,
     full_sequences,
     granularity,
+    renumbered,
 )
 from sglang_hybrid.sim.traces.options import ReadOptions
-from sglang_hybrid.sim.traces.source import Entry, Source, member
+from sglang_hybrid.sim.traces.source import Entry, Source, member, tokens
 
 BLOCK_TOKENS = 512
 _MS_PER_SECOND = 1000
@@ -42,7 +41,7 @@ def read_mooncake(source: Source, options: ReadOptions) -> Trace:
     ]
     if requests:
         chained = ChainedBuilder(builder)
-        requests = _renumbered(requests)
+        requests = renumbered(requests)
         sequences, _ = full_sequences(requests, BLOCK_TOKENS, options.outputs)
         for entry, request, sequence in zip(entries, requests, sequences, strict=True):
             try:
@@ -52,21 +51,11 @@ def read_mooncake(source: Source, options: ReadOptions) -> Trace:
     return builder.build()
 
 
-def _renumbered(requests: list[BlockRequest]) -> list[BlockRequest]:
-    """The same with ids from 0 on, whatever the hashes were."""
-    ends = np.cumsum([len(request.blocks) for request in requests])
-    _, ids = np.unique(np.concatenate([r.blocks for r in requests]), return_inverse=True)
-    parts = np.split(ids.astype(np.int64), ends[:-1])
-    return [replace(r, blocks=part) for r, part in zip(requests, parts, strict=True)]
-
-
 def _request(entry: Entry) -> BlockRequest:
-    input_len = member(entry.value, "input_length", int)
-    output_len = member(entry.value, "output_length", int)
+    input_len = tokens(entry.value, "input_length", 1)
+    output_len = tokens(entry.value, "output_length", 0)
     ids = member(entry.value, "hash_ids", list)
     time = member(entry.value, "timestamp", int, float) / _MS_PER_SECOND
-    if input_len < 1 or output_len < 0:
-        raise ValueError(f"lengths {input_len} and {output_len}; allowed: from 1, from 0")
     if not all(type(block) is int and -(2**63) <= block < 2**63 for block in ids):
         raise ValueError('"hash_ids" holds something else than integers of 64 bits')
     blocks = -(-input_len // BLOCK_TOKENS)

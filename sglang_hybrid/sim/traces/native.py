@@ -78,7 +78,7 @@ def read_native(source: Source, options: ReadOptions) -> Trace:
     before = None
     for entry in entries:
         try:
-            arrival = optional(entry.value, "t", int, float) if _is_object(entry) else None
+            arrival = optional(entry.value, "t", int, float)
             if arrival is not None and before is not None and arrival < before:
                 raise ValueError(f"t {arrival} comes after {before}; requests go by arrival")
             numbers[entry.number - header.number - 1] = _add(builder, entry, numbers)
@@ -86,12 +86,6 @@ def read_native(source: Source, options: ReadOptions) -> Trace:
         except (ValueError, OverflowError) as error:
             source.reject(entry, error)
     return builder.build()
-
-
-def _is_object(entry: Entry) -> bool:
-    if not isinstance(entry.value, dict):
-        raise ValueError("expected an object")
-    return True
 
 
 def _header(entry: Entry) -> TraceBuilder:

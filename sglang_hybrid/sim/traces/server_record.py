@@ -17,7 +17,7 @@ import numpy as np
 from sglang_hybrid.sim.trace import Trace, TraceBuilder
 from sglang_hybrid.sim.traces.blocks import ChainedBuilder, granularity
 from sglang_hybrid.sim.traces.options import ReadOptions
-from sglang_hybrid.sim.traces.source import Entry, Source, TraceError, member, optional
+from sglang_hybrid.sim.traces.source import Entry, Source, TraceError, member, optional, tokens
 
 Symbols = dict[tuple[Any, Any], int]
 
@@ -67,16 +67,11 @@ def read_server_record(source: Source, options: ReadOptions) -> Trace:
 
 
 def _record(entry: Entry) -> tuple[_Record, int]:
-    page = member(entry.value, "page", int)
-    input_len = member(entry.value, "input_len", int)
-    output_len = member(entry.value, "output_len", int)
+    page = tokens(entry.value, "page", 1)
+    input_len = tokens(entry.value, "input_len", 1)
+    output_len = tokens(entry.value, "output_len", 0)
     hashes = member(entry.value, "hashes", list)
     namespace = entry.value.get("ns")
-    if page < 1 or input_len < 1 or output_len < 0:
-        raise ValueError(
-            f"page {page}, input_len {input_len}, output_len {output_len}; allowed: from 1, "
-            "from 1, from 0"
-        )
     if not all(isinstance(value, str | int) for value in hashes):
         raise ValueError('"hashes" holds something else than strings and integers')
     if not (namespace is None or isinstance(namespace, str | int)):

@@ -17,6 +17,9 @@ import orjson
 
 _MAGIC_BYTES = 6
 _CHUNK_BYTES = 1 << 16
+MAX_TOKENS = 1 << 24
+"""Prompts and outputs beyond this are taken for errors of the file."""
+
 _DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
 
 
@@ -211,7 +214,7 @@ def _values(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
         if not isinstance(document, orjson.JSONDecodeError):
             yield line, document
             return
-        if first.lstrip().startswith(b"["):
+        if first.lstrip().startswith(b"[") and not isinstance(value, list):
             yield line + document.lineno - 1, document
             return
         file = io.BytesIO(rest)
@@ -245,9 +248,23 @@ def member(value: Any, key: str, *kinds: type) -> Any:
     return found
 
 
-def optional(value: dict[str, Any], key: str, *kinds: type) -> Any:
+def tokens(value: Any, key: str, least: int) -> int:
+    """``value[key]`` if it is a number of tokens that a request can have.
+
+    Raises:
+        ValueError: it is not.
+    """
+    found: int = member(value, key, int)
+    if not least <= found <= MAX_TOKENS:
+        raise ValueError(f'"{key}" is {found}; allowed: {least} to {MAX_TOKENS} tokens')
+    return found
+
+
+def optional(value: Any, key: str, *kinds: type) -> Any:
     """Like `member`; None if the key is missing or null."""
-    return None if value.get(key) is None else member(value, key, *kinds)
+    if isinstance(value, dict) and value.get(key) is None:
+        return None
+    return member(value, key, *kinds)
 
 
 _NAMES = {
