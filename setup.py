@@ -14,6 +14,7 @@ SIM = [
     "rich",  # tables
     "matplotlib",  # plots
     "orjson",  # trace files
+    "zstandard",  # traces compressed with zstd
     "tqdm",  # progress bars
 ]
 TEST = [

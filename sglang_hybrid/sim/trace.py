@@ -220,22 +220,25 @@ class TraceBuilder:
         if not self._own:
             raise ValueError(f"trace {self.name!r} has no requests")
         lengths = np.array([len(own) for own in self._own], dtype=np.int64)
-        ints = [
-            np.array(values, dtype=np.int64)
-            for values in (self._parent, self._keep, self._input_len, self._output_len)
-        ]
         return Trace(
             self.name,
             self.tokens_per_symbol,
             np.concatenate(self._own),
             np.concatenate(([0], np.cumsum(lengths))),
-            *ints,
-            np.array(self._arrival, dtype=np.float64),
-            np.array(self._session, dtype=np.int64),
-            np.array(self._system_len, dtype=np.int64),
-            tuple(self.assumptions),
-            tuple(self._session_ids),
+            parent=_integers(self._parent),
+            keep=_integers(self._keep),
+            input_len=_integers(self._input_len),
+            output_len=_integers(self._output_len),
+            arrival=np.array(self._arrival, dtype=np.float64),
+            session=_integers(self._session),
+            system_len=_integers(self._system_len),
+            assumptions=tuple(self.assumptions),
+            session_names=tuple(self._session_ids),
         )
+
+
+def _integers(values: list[int]) -> IntArray:
+    return np.array(values, dtype=np.int64)
 
 
 def _common_prefix(a: IntArray, b: IntArray) -> int:

@@ -8,7 +8,13 @@ from sglang_hybrid.config import markdown_table
 
 ROOT = Path(__file__).parents[2]
 START, END = "<!-- keys:", "<!-- end of keys -->"
-PAGES = ["README.md", "docs/design.md", "docs/operations.md", "docs/benchmarks.md"]
+PAGES = [
+    "README.md",
+    "docs/design.md",
+    "docs/operations.md",
+    "docs/benchmarks.md",
+    "docs/traces.md",
+]
 
 
 def test_the_table_of_keys_is_current():

@@ -1,0 +1,108 @@
+"""Records of a running server: chained hashes of pages, in namespaces.
+
+A line is `{"ns", "t", "page", "hashes": [...], "input_len", "output_len"}`. A hash
+stands for a page and everything before it in its namespace (`ns`). Pages beyond the
+hashes, and the last partial one, are the request's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import count, islice
+from typing import Any
+
+import numpy as np
+
+from sglang_hybrid.sim.trace import Trace, TraceBuilder
+from sglang_hybrid.sim.traces.blocks import ChainedBuilder, granularity
+from sglang_hybrid.sim.traces.options import ReadOptions
+from sglang_hybrid.sim.traces.source import Entry, Source, TraceError, member, optional, tokens
+
+Symbols = dict[tuple[Any, Any], int]
+
+
+@dataclass(frozen=True)
+class _Record:
+    time: float | None
+    input_len: int
+    output_len: int
+    namespace: str | int | None
+    hashes: list[str | int]
+
+
+def read_server_record(source: Source, options: ReadOptions) -> Trace:
+    """Requests in the order of the file.
+
+    Raises:
+        TraceError: pages of different sizes.
+    """
+    chained: ChainedBuilder | None = None
+    symbols: Symbols = {}
+    fresh = count()
+    page = 0
+    for entry in source:
+        try:
+            record, its_page = _record(entry)
+            if chained is None:
+                page = its_page
+                chained = ChainedBuilder(TraceBuilder(source.name, page))
+            elif its_page != page:
+                raise TraceError(
+                    f"{entry.file}:{entry.place}: pages of {its_page} tokens after pages of "
+                    f"{page}; a trace has one page size, so split the record"
+                )
+            _add(chained, record, symbols, fresh, page)
+        except TraceError:
+            raise
+        except ValueError as error:
+            source.reject(entry, error)
+    if chained is None:
+        return TraceBuilder(source.name).build()
+    chained.builder.assumptions += [
+        granularity(page),
+        "Tokens beyond the recorded pages are the request's own.",
+    ]
+    return _from_zero(chained.builder.build())
+
+
+def _record(entry: Entry) -> tuple[_Record, int]:
+    page = tokens(entry.value, "page", 1)
+    input_len = tokens(entry.value, "input_len", 1)
+    output_len = tokens(entry.value, "output_len", 0)
+    hashes = member(entry.value, "hashes", list)
+    namespace = entry.value.get("ns")
+    if not all(isinstance(value, str | int) for value in hashes):
+        raise ValueError('"hashes" holds something else than strings and integers')
+    if not (namespace is None or isinstance(namespace, str | int)):
+        raise ValueError('"ns" is not allowed; allowed: a string, an integer or null')
+    pages = (input_len + output_len) // page
+    if len(hashes) > pages:
+        raise ValueError(f"{len(hashes)} hashes for {pages} full pages of {page} tokens")
+    time = optional(entry.value, "t", int, float)
+    return _Record(time, input_len, output_len, namespace, hashes), page
+
+
+def _add(
+    chained: ChainedBuilder, record: _Record, symbols: Symbols, fresh: Iterator[int], page: int
+) -> None:
+    sequence = []
+    for value in record.hashes:
+        key = (record.namespace, value)
+        if key not in symbols:
+            symbols[key] = next(fresh)
+        sequence.append(symbols[key])
+    unhashed = -(-(record.input_len + record.output_len) // page) - len(sequence)
+    sequence.extend(islice(fresh, unhashed))
+    chained.add(
+        np.array(sequence, dtype=np.int64),
+        record.input_len,
+        record.output_len,
+        arrival=record.time,
+    )
+
+
+def _from_zero(trace: Trace) -> Trace:
+    if not np.isfinite(trace.arrival).any():
+        return trace
+    return replace(trace, arrival=trace.arrival - np.nanmin(trace.arrival))
