@@ -140,9 +140,9 @@ class Replay(Cache):
         for depth, kind in held:
             self.renew(path[depth].state, kind, r)
         # 6. Space.
-        fits = fits and self.make_room(r, need_tokens, need_states)
         self.out.rejected.append(not fits)
         if fits:
+            self.make_room(r, need_tokens, need_states)
             # 7. Insert.
             run.kv_end = kv_end
             limit = input_len if split else len(sequence)

@@ -151,24 +151,15 @@ class Cache:
             self.inflation = loss
         return victim
 
-    def evict_next(self, r: int, leaves: bool = False) -> bool:
-        """Evict the next victim of all; False if there is none."""
-        victim = self.first_victim(r, leaves)
-        if victim is None:
-            choice = self.pick_ordinary(r, leaves)
-            if choice is None:
-                return False
-            victim = choice.position
+    def evict_next(self, r: int, leaves: bool = False) -> None:
+        """Evict the next victim of all; there is one."""
+        victim = self.first_victim(r, leaves) or self.pick_ordinary(r, leaves).position
         self.evict(victim, r)
-        return True
 
-    def evict_least_recently_passed(self, r: int) -> bool:
+    def evict_least_recently_passed(self, r: int) -> None:
         """Of two pools with `kv_lru`: a leaf, for its KV."""
         leaves = self.ordinary(leaves=True)
-        if not leaves:
-            return False
         self.evict(min(leaves, key=lambda leaf: (self.last_pass(leaf), leaf.depth)), r)
-        return True
 
     def last_pass(self, position: Position) -> int:
         tokens = position.tokens()
@@ -185,20 +176,15 @@ class Cache:
     def free_tip(self, position: Position) -> None:
         self.out.kv_tokens_evicted += self.tree.free_tip(position, self.pinned())
 
-    def make_room(self, r: int, tokens: int, states: int) -> bool:
-        """Evict until so much more fits; False if nothing is left to evict."""
+    def make_room(self, r: int, tokens: int, states: int) -> None:
+        """Evict until so much more fits, which it does beside what is pinned."""
         if self.budget is not None and self.budget.has_pools:
             while not self.fits(0, self.used()[1] + states):
-                if not self.evict_next(r):
-                    return False
+                self.evict_next(r)
             while not self.fits(self.used()[0] + tokens, 0):
                 if self.policy.kv_lru:
-                    if not self.evict_least_recently_passed(r):
-                        return False
-                elif not self.evict_next(r, leaves=True):
-                    return False
-            return True
+                    self.evict_least_recently_passed(r)
+                else:
+                    self.evict_next(r, leaves=True)
         while not self.fits(self.used()[0] + tokens, self.used()[1] + states):
-            if not self.evict_next(r):
-                return False
-        return True
+            self.evict_next(r)
