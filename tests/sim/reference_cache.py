@@ -106,14 +106,14 @@ class Cache:
             superseded=position.is_superseded(),
             segment=depth - above,
             base=state.base,
-            longest=max(map(len, self.seen_through(position))),
+            longest=self.longest_through(position) if self.policy.kind == "tlru" else 0,
             density=self.density.of(state, position.is_leaf, r),
             position=position,
         )
 
-    def seen_through(self, position: Position) -> list[list[Token]]:
+    def longest_through(self, position: Position) -> int:
         tokens = position.tokens()
-        return [s for s in self.seen if s[: len(tokens)] == tokens]
+        return max(len(s) for s in self.seen if s[: len(tokens)] == tokens)
 
     def first_victim(self, r: int, leaves: bool = False) -> Position | None:
         pinned = self.pinned()
