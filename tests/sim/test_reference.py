@@ -100,6 +100,13 @@ def test_ghost_forks_need_no_resident_tokens(replay):
     assert out.victims == [(1, 10, True), (2, 10, True), (3, 10, True), (4, 10, True)]
 
 
+def test_ghost_forks_must_gain_enough(replay):
+    texts = ["abcdefgh1|x", "abcdefgh2|y", "abcdefgh3|z", "abcdefgh4|w"]
+    for gain, hit in (8, 8), (9, 0):
+        ghost = Admission(decode_end=1, ghost_forks=1, min_gain_tokens=gain)
+        assert run(replay, *texts, admission=ghost).hits == [0, 0, 0, hit]
+
+
 @pytest.mark.parametrize("count, states", [(1, [4]), (2, [2, 4])])
 def test_the_deepest_ghost_forks_come_first(replay, count, states):
     # Seen before the last request: x and c after `ab`, x and y after `abcd`. No fork lay
@@ -133,6 +140,16 @@ def test_a_branch_point_replaces_the_state_of_its_chunk(replay, instead):
     assert out.states == ([5, 7, 10] if instead else [5, 7, 10, 10])
 
 
+def test_a_branch_point_at_the_end_of_a_chunk_belongs_to_it(replay):
+    # r1 resumes at 2, leaves at 7: its chunks are [2, 7), which would end at 6, and [7, 10).
+    admission = Admission(
+        branch=1, decode_end=1, prompt_end=2, chunk_tokens=5, chunk_or_branch=True
+    )
+    out = run(replay, "abc|defghijklm", "abcdefgXYZ|", admission=admission)
+    assert out.hits == [0, 2]
+    assert out.states == [2, 7, 9, 10, 13]
+
+
 def test_a_request_that_does_not_fit_is_rejected(replay):
     # 8 + 10 bytes do not fit 15, 3 + 10 do.
     out = run(replay, "abcdef|gh", "ab|c", "abcX|y", budget=15)
@@ -160,6 +177,14 @@ def test_a_hit_refreshes_its_state_or_its_path(replay, refresh, victim):
     assert out.victims[0] == victim
 
 
+@pytest.mark.parametrize("refresh, victim", [("consumed", (3, 3, False)), ("path", (3, 2, True))])
+def test_a_state_at_the_end_of_the_prompt_lies_on_its_path(replay, refresh, victim):
+    # r2 matches `abc` whole, out of reach; 36 bytes are used, 12 asked for.
+    policy = PolicySpec("lru", refresh=refresh)
+    out = run(replay, "ab|c", "x|y", "abc|z", "p|q", policy=policy, budget=38)
+    assert (out.hits, out.victims) == ([0] * 4, [victim])
+
+
 def test_the_cap_on_a_path_drops_its_shallowest_state(replay):
     cap = Admission(decode_end=1, max_states_per_path=2)
     out = run(replay, "a|b", "abc|d", "abcde|f", admission=cap)
@@ -169,6 +194,10 @@ def test_the_cap_on_a_path_drops_its_shallowest_state(replay):
     out = run(replay, "a|b", "abX|Y", "abc|d", "abcde|f", admission=cap)
     assert out.victims == [(3, 4, False)]
     assert out.states == [2, 4, 6]
+    # States below the newest one do not count.
+    one = Admission(decode_end=1, max_states_per_path=1)
+    out = run(replay, "abcdefg|h", "abcd|", admission=one)
+    assert (out.victims, out.states) == ([], [4, 8])
 
 
 def test_sequences_of_several_tokens_per_symbol(replay):

@@ -9,7 +9,7 @@ from sglang_hybrid.sim.admission import Admission
 from sglang_hybrid.sim.policy_spec import PolicySpec
 
 from .reference_policies import AGE, Density, suffixes
-from .scenarios import run
+from .scenarios import MARCONI, run
 
 PROMPT_ENDS = Admission(decode_end=1, prompt_end=1, first_victims=True)
 
@@ -29,17 +29,27 @@ def test_a_leaf_frees_its_kv_up_to_a_fork(replay):
     assert (out.kv_tokens, out.kv_tokens_evicted, out.states) == (4, 9, [2, 2])
 
 
-def test_an_interior_state_frees_no_kv(replay):
+@pytest.mark.parametrize("width", [0.0, 0.25])
+def test_an_interior_state_frees_no_kv(replay, width):
     # States at 2 and 4 of `abcd`, 24 bytes; `xy` asks for 12 of 27. At equal `last` the
     # smaller depth goes first.
+    policy = PolicySpec("lru", bucket_width=width)
     prompt_too = Admission(decode_end=1, prompt_end=1)
-    out = run(replay, "ab|cd", "xy|", admission=prompt_too, budget=27)
+    out = run(replay, "ab|cd", "xy|", admission=prompt_too, budget=27, policy=policy)
     assert out.victims == [(1, 2, False)]
     assert (out.kv_tokens, out.states) == (6, [2, 4])
     # 3 bytes less: freeing the state is not enough, the leaf goes with its 4 tokens.
-    out = run(replay, "ab|cd", "xy|", admission=prompt_too, budget=24)
+    out = run(replay, "ab|cd", "xy|", admission=prompt_too, budget=24, policy=policy)
     assert out.victims == [(1, 2, False), (1, 4, True)]
     assert (out.kv_tokens, out.states) == (2, [2])
+
+
+def test_a_leaf_is_worth_what_it_frees_up_to_the_fork(replay):
+    # By 1/freed: two leaves at 21, forked at 20, free 1 + 10 bytes each; the other 8 + 10.
+    policy = PolicySpec("gdsf", cost="one")
+    texts = [letters("A", 20) + "1|", letters("A", 20) + "2|", letters("a", 8) + "|", "p|q"]
+    out = run(replay, *texts, policy=policy, budget=31 + 11 + 18)
+    assert out.victims == [(3, 8, True)]
 
 
 def test_leaves_only(replay):
@@ -105,6 +115,25 @@ def test_first_victims_that_are_wanted_become_ordinary(replay):
     assert out.victims[0] == (2, 6, True)
 
 
+def test_a_first_victim_that_is_consumed_is_one_no_longer(replay):
+    # r1 consumes the prompt end at 4 of `abcdef` and makes a state at 5: 36 bytes. r2 asks
+    # for 12 of 37: the leaf at 6 (11 bytes, last 0) goes. For r2's own prompt end (not
+    # asked for) the next oldest, 4, goes.
+    out = run(replay, "abcd|ef", "abcde|", "x|y", admission=PROMPT_ENDS, budget=37)
+    assert out.hits == [0, 4, 0]
+    assert out.victims == [(2, 6, True), (2, 4, False)]
+
+
+def test_a_first_victim_takes_the_kind_that_is_wanted(replay):
+    # 4 of `abcdef` is a decode end from r1 on, so that r2's hit proves nothing of prompt
+    # ends: that of r3 is a first victim. 62 bytes are used, r4 asks for 12 of 65, and would
+    # have 10 more, for which the oldest goes.
+    texts = ["abcd|ef", "abcd|", "abcde|", "mnop|qr", "x|y"]
+    out = run(replay, *texts, admission=PROMPT_ENDS, budget=65)
+    assert out.hits == [0, 0, 4, 0, 0]
+    assert out.victims == [(4, 4, False), (4, 6, True)]
+
+
 def test_ties_go_to_the_less_recently_used(replay):
     # Equal losses 1 / 13; 26 bytes used of 30.
     policy = PolicySpec("gdsf", cost="one")
@@ -163,14 +192,17 @@ def test_only_the_oldest_of_a_bucket_is_compared(replay, width, depth):
 
 
 def test_superseded_ends_are_worth_a_tenth(replay):
-    # After r1 `ab` holds states at 2 (superseded, frees 10: 2/10) and 22 (20/30).
-    # ln 0.2 + ln 0.1 - ln 1 = -3.9 for the consumed one, ln(3/13) - ln 1 for `xyz`.
+    # At r3: 20 (hit once by r1) ln(20/10) + 0.35 - ln 2 = 0.35, less 2.30 as superseded;
+    # 40 ln(20/30) - ln 2 = -1.10; `xyz` ln(3/13) = -1.47.
     policy = PolicySpec("utility", alpha=1.0, bucket_width=0.0)
-    texts = ["a|b", "ab" + letters("A", 19) + "|9", "xy|z", "p|q"]
-    out = run(replay, *texts, policy=policy, budget=12 + 30 + 13)
-    assert out.victims[0] == (3, 2, False)
-    # As a branch point it would be worth 0.2 with a hit, too: -1.6 + 0.35 - 0.69.
-    assert math.log(0.2) + 0.5 * math.log(2) - math.log(2) < math.log(3 / 13)
+    texts = [letters("A", 20) + "|", letters("A", 20) + letters("a", 20) + "|", "xy|z", "p|q"]
+    out = run(replay, *texts, policy=policy, budget=75)  # 73 are used, 12 asked for
+    assert out.victims == [(3, 20, False)]
+    # A branch point is never superseded: here `xyz` goes, and what else is needed.
+    texts = [letters("A", 20) + end for end in ("1|", "2|")] + [texts[1], *texts[2:]]
+    out = run(replay, *texts, policy=policy, admission=MARCONI, budget=42 + 20 + 30 + 13)
+    assert out.hits == [0, 0, 20, 0, 0]
+    assert (4, 20, False) not in out.victims
 
 
 def test_pools_of_slots_and_tokens(replay):
