@@ -195,9 +195,9 @@ def test_the_cap_on_a_path_drops_its_shallowest_state(replay):
     assert out.victims == [(3, 4, False)]
     assert out.states == [2, 4, 6]
     # States below the newest one do not count.
-    one = Admission(decode_end=1, max_states_per_path=1)
-    out = run(replay, "abcdefg|h", "abcd|", admission=one)
-    assert (out.victims, out.states) == ([], [4, 8])
+    one = Admission(decode_end=1, prompt_end=1, max_states_per_path=1)
+    out = run(replay, "abcdefg|h", "abcd|efgh", admission=one)
+    assert (out.victims, out.states) == ([(0, 7, False)], [4, 8])
 
 
 def test_sequences_of_several_tokens_per_symbol(replay):
