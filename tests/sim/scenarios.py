@@ -15,6 +15,11 @@ MARCONI = Admission(branch=1, decode_end=1)
 LRU = PolicySpec("lru")
 
 
+def letters(start, count):
+    """`count` characters from `start` on."""
+    return "".join(chr(ord(start) + i) for i in range(count))
+
+
 def trace_of(texts, system_len=None, arrivals=None):
     builder = TraceBuilder("text")
     for i, text in enumerate(texts):

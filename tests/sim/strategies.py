@@ -54,10 +54,20 @@ class Case:
         )
 
 
-def random_case(seed: int, *, concurrent: bool | None = None, policy: str | None = None) -> Case:
-    """A case; ``concurrent`` None: sometimes; ``policy`` None: any kind."""
+def random_case(
+    seed: int,
+    *,
+    concurrent: bool | None = None,
+    policy: str | None = None,
+    requests: int | None = None,
+) -> Case:
+    """A case; ``concurrent`` None: sometimes; ``policy`` None: any kind.
+
+    ``requests`` None: 4 to 30. Density first learns after 128 hits and evictions and
+    first forgets after 512, for which some 200 and 800 requests are needed.
+    """
     random = Random(seed)
-    trace = random_trace(random)
+    trace = random_trace(random, requests)
     costs = random_costs(random)
     budget = random_budget(random, trace, costs)
     spec = random_policy(random, policy)

@@ -8,14 +8,9 @@ from sglang_hybrid.core.costs import ModelCosts
 from sglang_hybrid.sim.admission import Admission
 from sglang_hybrid.sim.policy_spec import PolicySpec
 
-from .reference_policies import AGE, Density, suffixes
-from .scenarios import MARCONI, run
+from .scenarios import MARCONI, letters, run
 
 PROMPT_ENDS = Admission(decode_end=1, prompt_end=1, first_victims=True)
-
-
-def letters(start, count):
-    return "".join(chr(ord(start) + i) for i in range(count))
 
 
 def test_a_leaf_frees_its_kv_up_to_a_fork(replay):
@@ -224,37 +219,6 @@ def test_kv_of_pools_by_the_last_passing(replay, kv_lru, depth):
     policy = PolicySpec("gdsf", cost="one", kv_lru=kv_lru)
     out = run(replay, "ab|c", "defg|h", "i|j", policy=policy, pools=(10, 9))
     assert out.victims == [(2, depth, True)]
-
-
-def test_density_starts_with_the_age_and_flops_per_byte(replay):
-    # 256 draws meet both states. Equal but for the age: 1/(2 * 2) against 1/(2 * 1).
-    policy = PolicySpec("density", seed=3)
-    out = run(replay, "ab|c", "de|f", "gh|i", "defX|", policy=policy, budget=30)
-    assert (out.victims[0], out.hits) == ((2, 3, True), [0, 0, 0, 3])
-    # 20/30 / 4 = 0.17 for the older and longer one, 3/13 / 2 = 0.12 for the newer.
-    out = run(replay, letters("A", 20) + "|", "ab|c", "x|y", policy=policy, budget=44)
-    assert out.victims == [(2, 3, True)]
-
-
-def test_the_random_numbers_are_splitmix64():
-    density = Density(0)
-    assert density.next_random() == 0xE220A8397B1DCDAF  # published first value of seed 0
-
-
-def test_time_spent_is_summed_as_in_its_definition():
-    hits, ends = [0.0] * 64, [0.0] * 64
-    hits[3], ends[3], ends[10], hits[63] = 2.0, 1.0, 4.0, 1.0
-    H, R = suffixes(hits, ends)
-    assert (H[0], H[4], H[63]) == (3.0, 1.0, 1.0)
-
-    def spent(b):  # whoever leaves in bin j spent all bins b..j - 1 and half of bin j
-        total = 0.0
-        for j in range(b, 64):
-            count = hits[j] + ends[j]
-            total += count * (AGE[j] - AGE[b] + 0.5 * (AGE[j + 1] - AGE[j]))
-        return total
-
-    assert pytest.approx([spent(b) for b in range(64)]) == R
 
 
 def test_costs_with_attention_count_the_square(replay):

@@ -124,6 +124,16 @@ def test_random_cases_are_rich():
         assert seen[what] > 300, (what, seen)
 
 
+def test_densities_are_learned_in_long_cases():
+    case = random_case(6, policy="density", requests=800, concurrent=False)
+    checked = Replay(case.trace, case.costs, case.policy, case.admission, case.budget)
+    checked.serial(None)
+    learned = checked.density
+    assert learned.events >= 512
+    assert sum(map(sum, learned.hits.values())) % 1  # no whole number: some were forgotten
+    assert len({tuple(row) for row in learned.density.values()}) > 10
+
+
 def test_the_same_seed_gives_the_same_case():
     first, second = random_case(3), random_case(3)
     assert list(first.trace.symbols) == list(second.trace.symbols)

@@ -8,12 +8,8 @@ from sglang_hybrid.sim.admission import Admission
 from sglang_hybrid.sim.budget import Budget
 from sglang_hybrid.sim.policy_spec import PolicySpec
 
-from .scenarios import ENDS, LRU, MARCONI, run, trace_of
+from .scenarios import ENDS, LRU, MARCONI, letters, run, trace_of
 from .strategies import random_case
-
-
-def letters(start, count):
-    return "".join(chr(ord(start) + i) for i in range(count))
 
 
 def exact(kind, **options):
