@@ -20,7 +20,7 @@ class Kind(IntEnum):
     BRANCH = 1
     PROMPT_END = 2
     CHUNK = 3
-    SYSTEM_END = 4
+    SYSTEM_END = 4  # taken by replays only
 
 
 @dataclass(slots=True)

@@ -1,0 +1,12 @@
+"""Every implementation of `replay` is held against the same scenarios."""
+
+import pytest
+
+from . import reference
+
+IMPLEMENTATIONS = {"reference": reference.replay}
+
+
+@pytest.fixture(params=IMPLEMENTATIONS)
+def replay(request):
+    return IMPLEMENTATIONS[request.param]
