@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
@@ -16,10 +17,28 @@ import numba
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+def _sources_stamp() -> tuple[tuple[str, int, int], ...]:
+    """Identifies the sources that compiled functions may have been built from."""
+    package = Path(__file__).parents[1]
+    files = sorted(path for folder in ("core", "sim") for path in (package / folder).rglob("*.py"))
+    return tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files)
+
+
+_STAMP = _sources_stamp()
+
+
+def _compile(function: F, **options: Any) -> F:
+    dispatcher = numba.njit(cache=True, nogil=True, **options)(function)
+    # numba looks at the function's own file only, but what it calls is compiled into it.
+    file = dispatcher._cache._cache_file
+    file._source_stamp = (file._source_stamp, _STAMP)
+    result: F = dispatcher
+    return result
+
+
 def compiled(function: F) -> F:
     """``function``, compiled at its first call."""
-    result: F = numba.njit(cache=True, nogil=True)(function)
-    return result
+    return _compile(function)
 
 
 def internal(function: F) -> F:
@@ -28,10 +47,7 @@ def internal(function: F) -> F:
     Without what Python needs to call it, and without reference counts of the arrays, which
     the caller holds: both would cost more than the work itself.
     """
-    result: F = numba.njit(
-        cache=True, nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False
-    )(function)
-    return result
+    return _compile(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)
 
 
 def compiled_with(function: F, **replacements: Any) -> F:

@@ -14,7 +14,8 @@ from sglang_hybrid.sim.budget import Budget
 from sglang_hybrid.sim.engine import cache as arrays
 from sglang_hybrid.sim.engine.cache import Cache, grown, new_cache
 from sglang_hybrid.sim.engine.plan import most_positions
-from sglang_hybrid.sim.engine.run import run_serial
+from sglang_hybrid.sim.engine.requests import JOB_SIZE
+from sglang_hybrid.sim.engine.run import CLOCK_SIZE, run_concurrent, run_serial
 from sglang_hybrid.sim.policy_spec import PolicySpec
 from sglang_hybrid.sim.trace import IntArray
 from sglang_hybrid.sim.union_tree import UnionTree
@@ -46,7 +47,7 @@ class SerialReplay:
 
     Args:
         budget: None for an infinite cache.
-        log_victims: keep the order of victims, see `victims`.
+        log_victims: keep what `victims` tells.
     """
 
     def __init__(
@@ -75,17 +76,17 @@ class SerialReplay:
             if self.position < stop:
                 self.cache = grow_for(self.cache, self.position)
 
-    @property
-    def victims(self) -> list[tuple[int, int, bool]]:
-        """(clock, depth, was a leaf) of each victim, in order."""
-        count = int(self.cache.counts[arrays.VICTIMS])
-        return [(int(r), int(d), bool(leaf)) for r, d, leaf in self.cache.victims[:count]]
-
 
 def grow_for(cache: Cache, request: int) -> Cache:
     """Room for the positions of ``request``, and of many like it."""
     most = int(most_positions(cache, request))
     return grown(cache, nodes=16 * most, planned=most)
+
+
+def victims(cache: Cache) -> list[tuple[int, int, bool]]:
+    """(clock, depth, was a leaf) of each victim, in order, of a cache that logs them."""
+    rows = cache.victims[: count(cache, "VICTIMS")]
+    return [(int(clock), int(depth), bool(leaf)) for clock, depth, leaf in rows]
 
 
 def count(cache: Cache, name: str) -> int:
@@ -97,3 +98,57 @@ def resident_states(cache: Cache) -> list[int]:
     """Depths of all resident states, sorted."""
     slots: Any = cache.lists[arrays.SLOTS, : count(cache, "STATES")]
     return sorted(int(depth) for depth in cache.nodes["depth"][slots])
+
+
+class ConcurrentReplay:
+    """A cache whose requests run side by side, by arrival and service time.
+
+    Args:
+        arrival: seconds, float64[R].
+        timing: table of a `PrefillTime`: tokens, seconds, overhead, least time.
+        max_running: requests that may run at once.
+        seconds_per_output_token: of one running request.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        arrival: NDArray[np.float64],
+        timing: tuple[NDArray[np.float64], NDArray[np.float64], float, float],
+        max_running: int,
+        seconds_per_output_token: float,
+    ) -> None:
+        requests = len(cache.requests)
+        self.cache = cache
+        self.served = Served.empty(requests)
+        self.ttft = np.zeros(requests)
+        self.position = 0
+        self._inputs = arrival, timing, seconds_per_output_token
+        self._jobs = np.zeros((max_running, JOB_SIZE), np.int64)
+        self._ends = np.zeros(max_running)
+        self._busy = np.full(max_running, -1, np.int64)
+        self._clock = np.zeros(CLOCK_SIZE)
+
+    def run(self) -> None:
+        """Serve all requests."""
+        served, requests = self.served, len(self.ttft)
+        arrival, timing, per_token = self._inputs
+        while self.position < requests:
+            self.position = run_concurrent(
+                self.cache,
+                self.position,
+                requests,
+                served.hits,
+                served.matched,
+                served.cached,
+                self.ttft,
+                arrival,
+                timing,
+                per_token,
+                self._jobs,
+                self._ends,
+                self._busy,
+                self._clock,
+            )
+            if self.position < requests:
+                self.cache = grow_for(self.cache, self.position)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from . import reference
+from . import compiled, reference
 
-IMPLEMENTATIONS = {"reference": reference.replay}
+IMPLEMENTATIONS = {"reference": reference.replay, "compiled": compiled.replay}
 
 
 @pytest.fixture(params=IMPLEMENTATIONS)

@@ -59,6 +59,8 @@ def plan(
             if admission.chunk_or_branch and any(start < d <= end for d in branches):
                 continue
             depth = start + floor(end - start, admission.prompt_end or 1)
+            if depth == start:
+                continue
             if end < input_len:
                 want(depth, Kind.CHUNK)
             elif admission.prompt_end:

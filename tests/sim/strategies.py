@@ -196,6 +196,8 @@ def random_admission(random: Random) -> Admission:
         "first_victims": random.random() < 0.5,
         "max_states_per_path": sometimes(1, 2, 3, chance=0.3),
     }
+    if chosen["first_victims"]:
+        chosen["block_tokens"] = 0
     if not any(chosen[k] for k in ("branch", "decode_end", "prompt_end", "chunk_tokens")):
         chosen["decode_end"] = 1
     return Admission(**chosen)

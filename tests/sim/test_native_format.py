@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trace_files import NATIVE, write_lines
 
 from sglang_hybrid.sim.trace import TraceBuilder
 from sglang_hybrid.sim.traces import TraceError, TraceReport, load_trace, write_trace
 from sglang_hybrid.sim.traces.order import reorder
+
+from .trace_files import NATIVE, write_lines
 
 SYMBOLS = st.integers(-(2**63), 2**63 - 1)
 

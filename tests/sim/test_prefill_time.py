@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from sglang_hybrid.core.costs import ModelCosts, paper_7b
+from sglang_hybrid.core.costs import ModelCosts
+from sglang_hybrid.core.presets import load_model
 from sglang_hybrid.sim.prefill_time import DEVICES, PrefillTime, parse_prefill_time
 
 COSTS = ModelCosts(kv_bytes_per_token=1, state_bytes=1, flops_linear=10, flops_quadratic=0.5)
@@ -21,7 +22,7 @@ def test_roofline_is_flops_over_reached_flops():
 
 
 def test_a_hit_never_makes_a_prefill_slower():
-    time = parse_prefill_time("roofline:h100", paper_7b())
+    time = parse_prefill_time("roofline:h100", load_model("paper-7b").costs)
     seconds = time.seconds(32_768, np.arange(0, 32_768, 100))
     assert (np.diff(seconds) <= 0).all()
     assert seconds[0] > 10 * seconds[-1]
@@ -39,7 +40,7 @@ def test_weights_are_read_at_least_once():
 
 
 def test_table_and_scalars_are_all_there_is():
-    time = parse_prefill_time("roofline:a100:utilisation=0.6", paper_7b())
+    time = parse_prefill_time("roofline:a100:utilisation=0.6", load_model("paper-7b").costs)
     tokens, cumulative = time.table()
     assert tokens[0] == cumulative[0] == 0
     expected = np.interp(9000, tokens, cumulative) - np.interp(1000, tokens, cumulative)
@@ -95,7 +96,7 @@ def test_bad_measurements_are_named(tmp_path, text, message):
 
 
 def test_flag_takes_devices_and_plain_flops():
-    costs = paper_7b()
+    costs = load_model("paper-7b").costs
     long, cached = 30_000, 0
     h100 = parse_prefill_time("roofline:h100", costs).seconds(long, cached)
     faster = parse_prefill_time("roofline:h100:utilisation=0.8", costs).seconds(long, cached)
@@ -128,4 +129,6 @@ def test_bad_flags_are_named(text, message):
 
 def test_every_device_prefills():
     for name in DEVICES:
-        assert parse_prefill_time(f"roofline:{name}", paper_7b()).seconds(100, 0) > 0
+        assert (
+            parse_prefill_time(f"roofline:{name}", load_model("paper-7b").costs).seconds(100, 0) > 0
+        )

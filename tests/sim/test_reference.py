@@ -122,7 +122,7 @@ def test_the_deepest_ghost_forks_come_first(replay, count, states):
         (Admission(chunk_tokens=5), [5, 10]),  # none for the last chunk [10, 13)
         (Admission(chunk_tokens=5, prompt_end=1), [5, 10, 13]),
         (Admission(chunk_tokens=5, prompt_end=2), [4, 9, 12]),  # 0 + 4, 5 + 4, 10 + 2
-        (Admission(chunk_tokens=5, prompt_end=4), [4, 9, 10]),  # 0 + 4, 5 + 4, 10 + 0
+        (Admission(chunk_tokens=5, prompt_end=4), [4, 9]),  # 0 + 4, 5 + 4; 10 + 0 is no new one
     ],
 )
 def test_ends_of_prefill_chunks(replay, admission, states):

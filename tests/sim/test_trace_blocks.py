@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
-from trace_files import (
+
+from sglang_hybrid.sim.traces import TraceError, TraceReport, load_trace
+
+from .trace_files import (
     CLAUDE_CODE,
     MOONCAKE,
     SERVER_RECORD,
@@ -10,8 +13,6 @@ from trace_files import (
     claude_session,
     write_lines,
 )
-
-from sglang_hybrid.sim.traces import TraceError, TraceReport, load_trace
 
 
 def common(trace, a, b):

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trace_files import BY_FORMAT
 
 from sglang_hybrid.sim.traces import TraceReport, load_trace
+
+from .trace_files import BY_FORMAT
 
 JUNK = st.sampled_from(
     [None, True, -1, 0, 1.5, 2**31, 2**63, 2**64 - 1, 1e300, "", "x", [], {}, [[]], [None], [-1]]

@@ -7,7 +7,10 @@ import lzma
 import sys
 
 import pytest
-from trace_files import (
+
+from sglang_hybrid.sim.traces import TraceError, TraceReport, load_trace
+
+from .trace_files import (
     BY_FORMAT,
     MESSAGES,
     MOONCAKE,
@@ -17,8 +20,6 @@ from trace_files import (
     json_lines,
     write_lines,
 )
-
-from sglang_hybrid.sim.traces import TraceError, TraceReport, load_trace
 
 REQUESTS = {
     "hybrid-marconi-trace": 2,

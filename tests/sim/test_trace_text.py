@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trace_files import MESSAGES, SHAREGPT, TRAJECTORY, write_lines
 
 from sglang_hybrid.sim.traces import load_trace
 from sglang_hybrid.sim.traces.conversations import RENDERINGS, Message, TurnEncoder
 from sglang_hybrid.sim.traces.tokenizers import ByteTokenizer, make_tokenizer
+
+from .trace_files import MESSAGES, SHAREGPT, TRAJECTORY, write_lines
 
 
 def text_of(trace, request, part="all"):

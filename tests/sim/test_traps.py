@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from sglang_hybrid.core.costs import ModelCosts, paper_7b
+from sglang_hybrid.core.costs import ModelCosts
+from sglang_hybrid.core.presets import load_model
 from sglang_hybrid.sim.admission import Admission
 from sglang_hybrid.sim.budget import Budget
 from sglang_hybrid.sim.policy_spec import PolicySpec
@@ -154,7 +155,7 @@ def test_past_hits_pin_nothing_for_ever(replay, kind):
 
 
 def test_a_budget_in_gigabytes_with_real_costs(replay):
-    costs = paper_7b()
+    costs = load_model("paper-7b").costs
     budget = Budget(2 * costs.state_bytes + 8 * costs.kv_bytes_per_token)
     out = replay(trace_of(["ab|c", "de|f", "ghi|j"]), costs, LRU, ENDS, budget)
     assert out.victims == [(2, 3, True)]

@@ -292,7 +292,7 @@ def _set_policy(row: Any, policy: PolicySpec) -> None:
     row["max_children"] = {"leaf": 0, "single_child": 1, "any": NEVER}[policy.candidates]
     row["refresh_path"] = policy.refresh == "path"
     row["kv_lru"] = policy.kv_lru
-    has_buckets = code == LRU or (code in (UTILITY, LINEAR, HYPERBOLIC) and policy.bucket_width > 0)
+    has_buckets = code in (LRU, UTILITY, LINEAR, HYPERBOLIC) and row["bucket_width"] > 0
     row["use_index"] = has_buckets and policy.candidates != "leaf"
 
 

@@ -32,7 +32,7 @@ from sglang_hybrid.sim.engine.cache import (
     UTILITY,
 )
 from sglang_hybrid.sim.engine.future import next_use
-from sglang_hybrid.sim.engine.residency import live_ancestor, mark, prefill_flops
+from sglang_hybrid.sim.engine.residency import goes_first, live_ancestor, mark, prefill_flops
 from sglang_hybrid.sim.jit import compiled, compiled_with, internal
 
 utility_weight = compiled_with(scores.utility_weight)
@@ -58,7 +58,7 @@ def weigh(c, n):
     is_end = node.kind in (ENDS_DECODE, ENDS_PROMPT)
     superseded = is_end and node.children == 1
     policy = rules.policy
-    if node.is_first:
+    if goes_first(node):
         node.weight = utility_weight(1.0, node.saved, node.freed, node.hits, superseded)
     elif policy == UTILITY:
         node.weight = utility_weight(rules.alpha, node.saved, node.freed, node.hits, superseded)
@@ -82,7 +82,7 @@ def weigh(c, n):
 def bucket_of(c, n):
     """Bucket of ``n``'s weight."""
     rules = c.rules[0]
-    if rules.policy == LRU and not c.nodes[n].is_first:
+    if rules.policy == LRU and not goes_first(c.nodes[n]):
         return np.int64(0)
     return np.int64(math.floor(c.nodes[n].weight / rules.bucket_width))
 
@@ -108,9 +108,8 @@ def settle(c, now):
 @internal
 def _place(c, n):
     node = c.nodes[n]
-    tier = FIRST if node.is_first else NORMAL
-    limit = 1 if node.is_first else c.rules[0].max_children
-    is_candidate = node.children <= limit and node.pins == 0
+    tier = FIRST if goes_first(node) else NORMAL
+    is_candidate = node.pins == 0 and (tier == FIRST or node.children <= c.rules[0].max_children)
     if node.indexed:
         stays = is_candidate and node.indexed == tier + 1
         if stays and node.bucket == bucket_of(c, n):

@@ -54,7 +54,7 @@ from sglang_hybrid.sim.policies import marconi, utility
 REJECTED, CACHED, WAITS = range(3)
 
 # What is remembered of a running request: places in its row of jobs.
-REQUEST, HIT, MATCHED, KV_END, HELD_KV, HELD_STATES, TAIL, STATUS, JOB_SIZE = range(9)
+REQUEST, HIT, MATCHED, KV_END, HELD_KV, HELD_STATES, TAIL, TIP, STATUS, JOB_SIZE = range(10)
 
 
 @internal
@@ -75,7 +75,7 @@ def begin(c, r, job, is_serial, may_wait):
     n = c.requests[r].end_node
     while not nodes[n].resident:
         n = nodes[n].parent
-    resident = np.int64(nodes[n].depth)
+    tip, resident = n, np.int64(nodes[n].depth)
 
     count = plan(c, r, hit, matched)
     find_nodes(c, r, count)
@@ -86,24 +86,25 @@ def begin(c, r, job, is_serial, may_wait):
     for i in range(count):
         if _is_asked_for(c, c.plan[i].kind) and nodes[c.plan[i].node].slot < 0:
             new_states += 1
-    pin(c, c.requests[r].end_node)
+    pin(c, tip)
     job[REQUEST], job[HIT], job[MATCHED], job[KV_END] = r, hit, matched, kv_end
-    job[HELD_KV], job[HELD_STATES], job[TAIL] = kv_end - resident, new_states, -1
+    job[HELD_KV], job[HELD_STATES] = kv_end - resident, new_states
+    job[TAIL], job[TIP] = -1, tip
     status = CACHED if _fits_beside_pinned(c, job) else REJECTED
     if status == REJECTED and may_wait:
-        unpin(c, c.requests[r].end_node)
+        unpin(c, tip)
         job[STATUS] = WAITS
         return WAITS
     _touch(c, r, matched_node, hit_node)
     _renew(c, r, count)
     job[STATUS] = status
     if status == REJECTED:
-        unpin(c, c.requests[r].end_node)
+        job[HELD_KV] = job[HELD_STATES] = 0
         return status
     _make_space(c, r, job)
     c.counts[RESERVED_KV] += job[HELD_KV]
     c.counts[RESERVED_STATES] += job[HELD_STATES]
-    _insert(c, r, job, count, kv_end if is_serial else min(kv_end, length))
+    _insert(c, r, job, count, kv_end if is_serial else min(kv_end, length), True)
     if c.rules[0].first_victims:
         _take_first_victims(c, r, job, count)
     return status
@@ -111,20 +112,20 @@ def begin(c, r, job, is_serial, may_wait):
 
 @internal
 def finish(c, job, is_serial):
-    """The end of a request that was cached: its output enters, and its path is free again."""
-    nodes, r = c.nodes, job[REQUEST]
-    end = c.requests[r].end_node
-    if not is_serial and job[KV_END] > c.requests[r].input_len:
+    """The end of a request: its output enters, and its path is free again."""
+    r = job[REQUEST]
+    tip = np.int32(job[TIP])
+    unpin(c, tip)
+    enters = not is_serial and job[STATUS] == CACHED
+    if enters and job[KV_END] > c.requests[r].input_len:
         count = plan_output(c, r, max(job[HIT], c.requests[r].input_len), np.int64(0))
         find_nodes(c, r, count)
-        _insert(c, r, job, count, job[KV_END])
+        end = _insert(c, r, job, count, job[KV_END], False)
+        if c.nodes[end].depth > c.nodes[tip].depth:
+            tip = end
     c.counts[RESERVED_KV] -= job[HELD_KV]
     c.counts[RESERVED_STATES] -= job[HELD_STATES]
-    unpin(c, end)
-    n = end
-    while not nodes[n].resident:
-        n = nodes[n].parent
-    drop_stateless(c, n)
+    drop_stateless(c, tip)
     if c.rules[0].max_states_per_path > 0 and job[TAIL] >= 0:
         _cap_path(c, r, job[TAIL])
 
@@ -236,14 +237,22 @@ def _renew(c, r, count):
 
 
 @internal
-def _insert(c, r, job, count, limit):
-    """KV and the states asked for up to depth ``limit``, out of what is held for them."""
+def _insert(c, r, job, count, limit, pins):
+    """KV and the states asked for up to depth ``limit``, out of what is held for them.
+
+    With ``pins`` what is new is pinned with the rest of the path. Returns the deepest
+    node up to ``limit``.
+    """
     nodes = c.nodes
     n = c.requests[r].end_node
     while nodes[n].depth > limit:
         n = nodes[n].parent
+    end = n
+    if pins and not nodes[n].resident:
+        job[TIP] = n
     while not nodes[n].resident:
         above = nodes[n].parent
+        nodes[n].pins += pins
         job[HELD_KV] -= nodes[n].depth - nodes[above].depth
         c.counts[RESERVED_KV] -= nodes[n].depth - nodes[above].depth
         add_edge(c, n)
@@ -257,6 +266,7 @@ def _insert(c, r, job, count, limit):
         c.counts[RESERVED_STATES] -= 1
         if job[TAIL] < 0 or nodes[n].depth > nodes[job[TAIL]].depth:
             job[TAIL] = n
+    return end
 
 
 @internal

@@ -45,6 +45,12 @@ def mark(c, n):
 
 
 @internal
+def goes_first(node):
+    """Whether a state is a first victim as things stand; forks count as ordinary states."""
+    return node.is_first and node.children <= 1
+
+
+@internal
 def live_ancestor(c, n):
     """The nearest node above ``n`` that holds a state, or the root."""
     above = c.nodes[n].parent
@@ -226,14 +232,13 @@ def use_path(c, n):
 
 @internal
 def pin(c, n):
-    """Pin the path of ``n``, resident or not."""
+    """Pin the resident path of ``n``."""
     nodes = c.nodes
     while n > 0:
         node = nodes[n]
         node.pins += 1
         if node.pins == 1:
-            if node.resident:
-                c.counts[PINNED_KV] += node.depth - nodes[node.parent].depth
+            c.counts[PINNED_KV] += node.depth - nodes[node.parent].depth
             if node.slot >= 0:
                 c.counts[PINNED_STATES] += 1
         n = node.parent
@@ -247,8 +252,7 @@ def unpin(c, n):
         node = nodes[n]
         node.pins -= 1
         if node.pins == 0:
-            if node.resident:
-                c.counts[PINNED_KV] -= node.depth - nodes[node.parent].depth
+            c.counts[PINNED_KV] -= node.depth - nodes[node.parent].depth
             if node.slot >= 0:
                 c.counts[PINNED_STATES] -= 1
                 if node.indexed == 0:

@@ -40,8 +40,7 @@ def run_serial(c, start, stop, hits, matched, cached):
             return r
         status = begin(c, r, job, True, False)
         hits[r], matched[r], cached[r] = job[HIT], job[MATCHED], status == CACHED
-        if status == CACHED:
-            finish(c, job, True)
+        finish(c, job, True)
     return stop
 
 
@@ -80,8 +79,7 @@ def _earliest(ends, busy):
 
 @internal
 def _release(c, jobs, ends, busy, i):
-    if jobs[i, STATUS] == CACHED:
-        finish(c, jobs[i], False)
+    finish(c, jobs[i], False)
     busy[i] = -1
 
 
@@ -96,7 +94,8 @@ def run_concurrent(
     for r in range(start, stop):
         if not _has_room(c, r):
             return r
-        now = max(clock[START], arrival[r])
+        arrived = clock[START] if np.isnan(arrival[r]) else arrival[r]
+        now = max(clock[START], arrived)
         free = -1
         while True:
             i = _earliest(ends, busy)
@@ -118,7 +117,7 @@ def run_concurrent(
         clock[PREFILL_END] = prefill_start + prefill_seconds(
             timing, c.requests[r].input_len, job[HIT]
         )
-        ttft[r] = clock[PREFILL_END] - arrival[r]
+        ttft[r] = clock[PREFILL_END] - arrived
         ends[free] = clock[PREFILL_END] + c.requests[r].output_len * per_token
         busy[free] = r
     if stop == len(c.requests):

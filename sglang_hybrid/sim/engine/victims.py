@@ -33,7 +33,7 @@ from sglang_hybrid.sim.engine.cache import (
 )
 from sglang_hybrid.sim.engine.future import next_use
 from sglang_hybrid.sim.engine.index import bucket_of, head, leave_index, settle
-from sglang_hybrid.sim.engine.residency import drop_stateless, remove_state
+from sglang_hybrid.sim.engine.residency import drop_stateless, goes_first, remove_state
 from sglang_hybrid.sim.jit import compiled_with, internal
 from sglang_hybrid.sim.policies import density, gdsf, lru, marconi, offline, seglen, tlru, utility
 
@@ -119,7 +119,7 @@ def _scan(c, tier, leaf_only):
     for i in range(c.counts[STATES]):
         n = c.lists[SLOTS, i]
         node = nodes[n]
-        if node.pins > 0 or node.children > limit or node.is_first != (tier == FIRST):
+        if node.pins > 0 or node.children > limit or goes_first(node) != (tier == FIRST):
             continue
         if not by_bucket:
             c.lists[HEADS, count] = n

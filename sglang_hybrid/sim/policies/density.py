@@ -10,6 +10,7 @@ import numpy as np
 
 from sglang_hybrid.core.hit_density import MAX_DRAWS, SAMPLES
 from sglang_hybrid.sim.engine.cache import HEADS, RANDOM, SLOTS, STATES
+from sglang_hybrid.sim.engine.residency import goes_first
 from sglang_hybrid.sim.jit import internal
 
 
@@ -41,7 +42,7 @@ def sample(c, leaf_only):
             SLOTS, ((_draw(c.counts) >> np.uint64(32)) * np.uint64(length)) >> np.uint64(32)
         ]
         node = nodes[n]
-        if node.pins == 0 and node.children <= limit and not node.is_first:
+        if node.pins == 0 and node.children <= limit and not goes_first(node):
             c.lists[HEADS, count] = n
             count += 1
             if count == SAMPLES:
