@@ -12,7 +12,8 @@ from sglang_hybrid.core.costs import ModelCosts
 from sglang_hybrid.sim.admission import Admission
 from sglang_hybrid.sim.budget import Budget
 from sglang_hybrid.sim.engine import cache as arrays
-from sglang_hybrid.sim.engine.cache import Cache, grown, new_cache
+from sglang_hybrid.sim.engine.cache import Cache, grown, new_cache, set_rules
+from sglang_hybrid.sim.engine.index import reindex
 from sglang_hybrid.sim.engine.plan import most_positions
 from sglang_hybrid.sim.engine.requests import JOB_SIZE
 from sglang_hybrid.sim.engine.run import CLOCK_SIZE, run_concurrent, run_serial
@@ -77,6 +78,12 @@ class SerialReplay:
                 self.cache = grow_for(self.cache, self.position)
 
 
+def switch(cache: Cache, policy: PolicySpec, admission: Admission) -> None:
+    """Put another policy and admission in force; what is resident stays."""
+    set_rules(cache, policy, admission)
+    reindex(cache)
+
+
 def grow_for(cache: Cache, request: int) -> Cache:
     """Room for the positions of ``request``, and of many like it."""
     most = int(most_positions(cache, request))
@@ -129,15 +136,15 @@ class ConcurrentReplay:
         self._busy = np.full(max_running, -1, np.int64)
         self._clock = np.zeros(CLOCK_SIZE)
 
-    def run(self) -> None:
-        """Serve all requests."""
-        served, requests = self.served, len(self.ttft)
+    def advance(self, stop: int) -> None:
+        """Start the requests up to ``stop``, not included; at the last one, all end."""
+        served = self.served
         arrival, timing, per_token = self._inputs
-        while self.position < requests:
+        while self.position < stop:
             self.position = run_concurrent(
                 self.cache,
                 self.position,
-                requests,
+                stop,
                 served.hits,
                 served.matched,
                 served.cached,
@@ -150,5 +157,5 @@ class ConcurrentReplay:
                 self._busy,
                 self._clock,
             )
-            if self.position < requests:
+            if self.position < stop:
                 self.cache = grow_for(self.cache, self.position)

@@ -8,6 +8,7 @@ prompt end and sequence end; a replay adds further cuts (grid positions) to its 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +73,7 @@ def compile_trace(trace: Trace) -> UnionTree:
     if longest >= NEVER:
         raise ValueError(f"trace {trace.name!r}: a sequence of {longest} tokens is too long")
     symbols, source = _with_last_kept_symbol(trace.symbols, trace.offsets, trace.parent, trace.keep)
-    nodes = _build(
+    nodes: tuple[Any, ...] = _build(
         trace.tokens_per_symbol,
         symbols,
         source,
@@ -85,7 +86,7 @@ def compile_trace(trace: Trace) -> UnionTree:
 
 
 @compiled
-def _with_last_kept_symbol(symbols, offsets, parent, keep):  # type: ignore[no-untyped-def]
+def _with_last_kept_symbol(symbols, offsets, parent, keep):
     """Own symbols, each request's preceded by the last one that it keeps.
 
     That one may be partial in the parent and go on here. Returns the symbols and, per
@@ -114,7 +115,7 @@ def _with_last_kept_symbol(symbols, offsets, parent, keep):  # type: ignore[no-u
 
 
 @compiled
-def _slot(table, keys_node, keys_symbol, node, symbol):  # type: ignore[no-untyped-def]
+def _slot(table, keys_node, keys_symbol, node, symbol):
     """Where the edge (node, symbol) stands in the hash table, or the free slot for it."""
     mask = len(table) - 1
     mixed = np.uint64(symbol) * np.uint64(0x9E3779B97F4A7C15)
@@ -128,7 +129,7 @@ def _slot(table, keys_node, keys_symbol, node, symbol):  # type: ignore[no-untyp
 
 
 @compiled
-def _build(width, symbols, source, parents, keep, input_len, output_len):  # type: ignore[no-untyped-def]
+def _build(width, symbols, source, parents, keep, input_len, output_len):
     requests = len(parents)
     capacity = 4 * requests + 2
     size = 16
@@ -262,7 +263,7 @@ def _build(width, symbols, source, parents, keep, input_len, output_len):  # typ
 
 
 @compiled
-def _cut(  # type: ignore[no-untyped-def]
+def _cut(
     table,
     keys_node,
     keys_symbol,

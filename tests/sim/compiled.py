@@ -38,7 +38,7 @@ def replay(trace, costs, policy, admission, budget, *, schedule=None, prefill_se
             schedule.max_running,
             schedule.seconds_per_output_token,
         )
-        run.run()
+        run.advance(len(trace))
         ttft = run.ttft.tolist()
     cache = run.cache
     kv, states = count(cache, "KV"), count(cache, "STATES")

@@ -239,18 +239,10 @@ def grown(cache: Cache, nodes: int, planned: int) -> Cache:
     return cache._replace(**changes)
 
 
-def with_policy(cache: Cache, policy: PolicySpec) -> Cache:
-    """The same cache under another policy: all facts will be computed anew."""
-    rules = cache.rules.copy()
-    _set_policy(rules[0], policy)
-    return cache._replace(rules=rules)
-
-
-def with_admission(cache: Cache, admission: Admission) -> Cache:
-    """The same cache under another admission."""
-    rules = cache.rules.copy()
-    _set_admission(rules[0], admission)
-    return cache._replace(rules=rules)
+def set_rules(cache: Cache, policy: PolicySpec, admission: Admission) -> None:
+    """Put another policy and admission in force. The index must be built anew."""
+    _set_policy(cache.rules[0], policy)
+    _set_admission(cache.rules[0], admission)
 
 
 def _rules(
@@ -329,4 +321,5 @@ def _passes(tree: UnionTree) -> NDArray[np.int32]:
     order = np.lexsort((request, node))
     starts = np.full(tree.num_nodes + 1, tree.num_nodes + 1, np.int64)
     starts[1:] += np.cumsum(np.bincount(node, minlength=tree.num_nodes))
-    return np.concatenate((starts, request[order])).astype(np.int32)
+    passes: NDArray[np.int32] = np.concatenate((starts, request[order])).astype(np.int32)
+    return passes
