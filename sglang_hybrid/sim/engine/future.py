@@ -31,7 +31,7 @@ def next_use(c, n, now):
         request = c.passes[i]
         at = c.requests[request].prompt_node
         limit = c.requests[request].input_len - 1
-        while nodes[at].depth > limit or nodes[at].slot < 0:
+        while at > 0 and (nodes[at].depth > limit or nodes[at].slot < 0):
             at = nodes[at].parent
         if at == n:
             return np.int32(request)
