@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 CLASSES = 72
 POOLS = 12
 AGE_BINS = 64
-SMOOTHING = 4.0
+SMOOTHING = 1.0
 """Events that the prior counts for."""
-RECOMPUTE_EVERY = 128
+RECOMPUTE_EVERY = 32
 FADE_EVERY = 512
 FADING = 0.9
 SAMPLES = 32

@@ -109,6 +109,19 @@ PRESETS: Mapping[str, tuple[Admission, str]] = {
         ),
         "what --cache hybrid-marconi does: min-gain, prompt and chunk ends as first victims",
     ),
+    "shipped": (
+        Admission(
+            branch=1,
+            branch_full=True,
+            decode_end=1,
+            prompt_end=1,
+            ghost_forks=1,
+            min_gain_tokens=128,
+            chunk_tokens=8192,
+            first_victims=True,
+        ),
+        "served, and the deepest fork ever seen: what `auto` is meant for",
+    ),
     "stock": (
         Admission(
             branch=64,

@@ -95,12 +95,17 @@ class Replayed:
 
 
 def default_arms() -> tuple[Arm, ...]:
-    """The arms of `auto`: log utility and sampled hit density."""
-    return (Arm(parse_policy("utility")), Arm(parse_policy("density")))
+    """The arms of `auto`: two policies, with the replay's admission and with `ghost`.
+
+    That is, with and without prompt and chunk ends where the admission takes them.
+    """
+    policies = [parse_policy(name) for name in ("utility", "density")]
+    admissions = (None, parse_admission("ghost"))
+    return tuple(Arm(policy, own) for own in admissions for policy in policies)
 
 
 def parse_strategy(text: str) -> Strategy:
-    """A policy (`utility:alpha=0.5`), `marconi:alpha=tuned`, or `auto[:ARM,ARM...]`.
+    """A policy (`utility:alpha=0.5`), `marconi:alpha=tuned`, or `auto[:ARM/ARM...]`.
 
     An arm is a policy, or POLICY+ADMISSION.
 

@@ -106,7 +106,7 @@ def pick(policy: PolicySpec, candidates: Sequence[Candidate], now: int) -> tuple
 BINS = 64
 AGE = [2.0 ** (b / 4) for b in range(BINS + 1)]
 PRIOR = [1 / (2 * AGE[b]) for b in range(BINS)]
-STRENGTH = 4.0
+STRENGTH = 1.0
 MASK = 2**64 - 1
 
 
@@ -150,7 +150,7 @@ class Density:
         counts[group][self.bin_of(now - state.last)] += 1
         pool_counts[pool][self.bin_of(now - state.last)] += 1
         self.events += 1
-        if self.events % 128 == 0:
+        if self.events % 32 == 0:
             self.learn()
         if self.events % 512 == 0:
             for table in (self.hits, self.ends, self.pool_hits, self.pool_ends):

@@ -63,8 +63,8 @@ def random_case(
 ) -> Case:
     """A case; ``concurrent`` None: sometimes; ``policy`` None: any kind.
 
-    ``requests`` None: 4 to 30. Density first learns after 128 hits and evictions and
-    first forgets after 512, for which some 200 and 800 requests are needed.
+    ``requests`` None: 4 to 30. Density first learns after 32 hits and evictions and
+    first forgets after 512, for which some 50 and 800 requests are needed.
     """
     random = Random(seed)
     trace = random_trace(random, requests)

@@ -26,25 +26,25 @@ def test_the_random_numbers_are_splitmix64():
 
 
 def test_densities_are_learned_from_hits_and_evictions():
-    # 128 hits at age 1 by branch leaves that were never hit before: H = N = 128 in bin 0,
-    # R = 128 / 2 * (age_1 - age_0). Prior 1/2, strength 4: class and pool see the same.
+    # 32 hits at age 1 by branch leaves that were never hit before: H = N = 32 in bin 0,
+    # R = 32 / 2 * (age_1 - age_0). Prior 1/2, strength 1: class and pool see the same.
     density, state = Density(0), State(Kind.BRANCH, last=4)
-    for _ in range(127):
+    for _ in range(31):
         density.event(state, is_leaf=True, now=5, is_hit=True)
     assert density.of(state, True, 5) == 0.5
     density.event(state, is_leaf=True, now=5, is_hit=True)
-    spent = 64 * (2**0.25 - 1)
-    pool = (128 + 4) / (spent + 4 / 0.5)
-    assert density.of(state, True, 5) == pytest.approx((128 + 4) / (spent + 4 / pool))
+    spent = 16 * (2**0.25 - 1)
+    pool = (32 + 1) / (spent + 1 / 0.5)
+    assert density.of(state, True, 5) == pytest.approx((32 + 1) / (spent + 1 / pool))
     # Another class of the same pool knows the pool's, one of another pool the prior.
     later = State(Kind.BRANCH, last=4, turn=1)
     assert density.of(later, True, 5) == pytest.approx(pool)
     assert density.of(State(Kind.CHUNK, last=4), True, 5) == 0.5
     assert density.of(state, True, 6) < 0.5 * density.of(state, True, 5)  # bin 4: none seen
-    # 384 more, and nine tenths of the counts are kept.
-    for _ in range(384):
+    # 480 more, and nine tenths of the counts are kept.
+    for _ in range(480):
         density.event(state, is_leaf=True, now=5, is_hit=False)
-    assert (density.hits[3][0], density.ends[3][0]) == pytest.approx((115.2, 345.6))
+    assert (density.hits[3][0], density.ends[3][0]) == pytest.approx((28.8, 432.0))
 
 
 def test_time_spent_is_summed_as_in_its_definition():
