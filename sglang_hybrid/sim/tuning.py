@@ -220,7 +220,7 @@ def best_alpha(
 ) -> float:
     """The alpha that saves most FLOPs over the first ``stop`` requests; ties: the smaller."""
     best, most = alphas[0], -1.0
-    for alpha in alphas:
+    for alpha in sorted(alphas):
         trial = serial(replace(policy, alpha=alpha), admission)
         trial.advance(stop)
         saved = saved_flops(costs, trial.served.hits[:stop])
