@@ -3,12 +3,13 @@
 from dataclasses import fields
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from . import compiled, reference
 from .strategies import POLICIES, random_case
 
-BLOCKS = 10
-CASES_PER_BLOCK = 40
+CASES_PER_POLICY = 400
 
 
 def check(case) -> None:
@@ -18,10 +19,10 @@ def check(case) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("block", range(BLOCKS))
-def test_random_cases(policy, block):
-    for seed in range(block * CASES_PER_BLOCK, (block + 1) * CASES_PER_BLOCK):
-        check(random_case(seed, policy=policy))
+@settings(max_examples=CASES_PER_POLICY, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_random_cases(policy, seed):
+    check(random_case(seed, policy=policy))
 
 
 @pytest.mark.parametrize("seed", range(4))

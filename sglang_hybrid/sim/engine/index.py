@@ -12,6 +12,7 @@ import math
 import numpy as np
 
 from sglang_hybrid.core import scores
+from sglang_hybrid.core.checkpoints import Kind
 from sglang_hybrid.sim.engine.cache import (
     DIRTY,
     DIRTY_LIST,
@@ -37,7 +38,7 @@ from sglang_hybrid.sim.jit import compiled, compiled_with, internal
 
 utility_weight = compiled_with(scores.utility_weight)
 efficiency_weight = compiled_with(scores.efficiency_weight)
-ENDS_DECODE, ENDS_PROMPT = 0, 2  # Kind.DECODE_END, Kind.PROMPT_END
+DECODE_END, PROMPT_END = int(Kind.DECODE_END), int(Kind.PROMPT_END)
 
 
 @internal
@@ -55,7 +56,7 @@ def weigh(c, n):
         while above > 0 and nodes[above].slot < 0 and nodes[above].children < 2:
             above = nodes[above].parent
         node.freed += rules.kv_bytes * (node.depth - nodes[above].depth)
-    is_end = node.kind in (ENDS_DECODE, ENDS_PROMPT)
+    is_end = node.kind in (DECODE_END, PROMPT_END)
     superseded = is_end and node.children == 1
     policy = rules.policy
     if goes_first(node):
