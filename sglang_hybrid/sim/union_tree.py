@@ -82,7 +82,12 @@ def compile_trace(trace: Trace) -> UnionTree:
         trace.input_len,
         trace.output_len,
     )
-    return UnionTree(*nodes, trace.input_len, trace.output_len, trace.system_len)
+    return UnionTree(
+        *nodes,
+        input_len=trace.input_len,
+        output_len=trace.output_len,
+        system_len=trace.system_len,
+    )
 
 
 @compiled
