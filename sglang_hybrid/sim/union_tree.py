@@ -8,7 +8,6 @@ prompt end and sequence end; a replay adds further cuts (grid positions) to its 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +72,7 @@ def compile_trace(trace: Trace) -> UnionTree:
     if longest >= NEVER:
         raise ValueError(f"trace {trace.name!r}: a sequence of {longest} tokens is too long")
     symbols, source = _with_last_kept_symbol(trace.symbols, trace.offsets, trace.parent, trace.keep)
-    nodes: tuple[Any, ...] = _build(
+    parent, depth, first_seen, fork_time, prompt_node, end_node, turn = _build(
         trace.tokens_per_symbol,
         symbols,
         source,
@@ -83,10 +82,16 @@ def compile_trace(trace: Trace) -> UnionTree:
         trace.output_len,
     )
     return UnionTree(
-        *nodes,
-        input_len=trace.input_len,
-        output_len=trace.output_len,
-        system_len=trace.system_len,
+        parent,
+        depth,
+        first_seen,
+        fork_time,
+        prompt_node,
+        end_node,
+        turn,
+        trace.input_len,
+        trace.output_len,
+        trace.system_len,
     )
 
 
