@@ -20,10 +20,11 @@ PROGRAM = "hybrid-marconi"
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: the module that implements it, and one line of help."""
+    """A subcommand: its module, one line of help, and what it needs of setup.py's extras."""
 
     module: str
     help: str
+    extra: str = "sglang"
 
 
 COMMANDS = {
@@ -34,6 +35,11 @@ COMMANDS = {
         "sglang_hybrid.cli.doctor", "check the installation against the installed SGLang"
     ),
     "cost": Command("sglang_hybrid.cli.cost", "bytes and FLOPs of a model's KV and checkpoints"),
+    "replay": Command(
+        "sglang_hybrid.cli.replay",
+        "what a cache would do for a trace of requests: hit rates, FLOPs saved, TTFT",
+        extra="sim",
+    ),
     "verify": Command("sglang_hybrid.cli.verify", "check the cache of a running server"),
 }
 
@@ -48,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         module = importlib.import_module(COMMANDS[name].module)
         return _run(module, name, rest)
     except ModuleNotFoundError as error:
-        print(f"{PROGRAM} {name}: {_missing(error)}", file=sys.stderr)
+        print(f"{PROGRAM} {name}: {_missing(error, COMMANDS[name])}", file=sys.stderr)
         return 2
 
 
@@ -69,12 +75,12 @@ def _top_level_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _missing(error: ModuleNotFoundError) -> str:
+def _missing(error: ModuleNotFoundError, command: Command) -> str:
     """What to install for a module that could not be imported."""
     package = (error.name or "").split(".")[0]
     if package == "sglang_hybrid":
         return f"{error.name} is not part of this installation; reinstall sglang-hybrid"
-    return f"{error}; install it with: pip install 'sglang-hybrid[sglang]'"
+    return f"{error}; install it with: pip install 'sglang-hybrid[{command.extra}]'"
 
 
 if __name__ == "__main__":

@@ -150,13 +150,14 @@ def setting(
 ) -> Setting:
     """What identifies a row."""
     return Setting(
-        load.trace,
-        load.model,
-        policy,
-        None if admission is None else admission.name,
-        None if budget is None else budget.total_bytes,
-        None if budget is None else budget.state_slots,
-        None if budget is None else budget.kv_tokens,
+        trace=load.trace,
+        model=load.model,
+        policy=policy,
+        admission=admission.name if admission else None,
+        budget_bytes=budget.total_bytes if budget else None,
+        state_slots=budget.state_slots if budget else None,
+        kv_tokens=budget.kv_tokens if budget else None,
+        ratio=budget.ratio if budget else None,
     )
 
 

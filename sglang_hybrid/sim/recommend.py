@@ -159,9 +159,7 @@ def recommend_for(
         ValueError: memory that does not hold a state beside the KV of a token.
     """
     if strategy not in STRATEGIES:
-        raise ValueError(
-            f"strategy {strategy!r} is not allowed; allowed: {', '.join(STRATEGIES)}"
-        )
+        raise ValueError(f"strategy {strategy!r} is not allowed; allowed: {', '.join(STRATEGIES)}")
     grid = Grid(load, [STOCK_ADMISSION])
     total = grid.budgets(grid.admissions[0], [memory], [None])[0].total_bytes
     return _Search(load, total, strategy, seed, workers, progress).result()
@@ -233,9 +231,7 @@ class _Search:
             others=self._others(chosen, stock),
         )
 
-    def _others(
-        self, chosen: Candidate, stock: dict[float, ReplayResult]
-    ) -> tuple[Judged, ...]:
+    def _others(self, chosen: Candidate, stock: dict[float, ReplayResult]) -> tuple[Judged, ...]:
         """What part of the gain is the ratio's, and what this version cannot do yet."""
         ratio = max(stock, key=lambda ratio: (self._saved(stock[ratio]), ratio == STOCK_RATIO))
         exact = parse_admission(chosen.admission)
@@ -273,7 +269,10 @@ class _Search:
     def _ranked(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, ReplayResult]]:
         """The candidates with their replays, those that save most first."""
         results = self._run(
-            [self._cell(one.policy, parse_admission(one.admission), one.ratio) for one in candidates]
+            [
+                self._cell(one.policy, parse_admission(one.admission), one.ratio)
+                for one in candidates
+            ]
         )
         pairs = list(zip(candidates, results, strict=True))
         return sorted(pairs, key=lambda pair: -self._saved(pair[1]))
@@ -303,13 +302,12 @@ class _Search:
 
 def policies() -> list[tuple[str, dict[str, Any]]]:
     """What `--cache-config` can order victims by, the default first."""
-    result: list[tuple[str, dict[str, Any]]] = [("utility", {})]
-    for alpha in (0.25, 1.0, 2.0):
-        result.append((f"utility:alpha={alpha:g}", {"alpha": alpha}))
-    result.append(("lru", {"policy": "lru"}))
-    for alpha in (0.3, 1.0, 3.0):
-        result.append((f"marconi:alpha={alpha:g}", {"policy": "marconi", "alpha": alpha}))
-    return result
+    utility = [(f"utility:alpha={alpha:g}", {"alpha": alpha}) for alpha in (0.25, 1.0, 2.0)]
+    marconi = [
+        (f"marconi:alpha={alpha:g}", {"policy": "marconi", "alpha": alpha})
+        for alpha in (0.3, 1.0, 3.0)
+    ]
+    return [("utility", {}), *utility, ("lru", {"policy": "lru"}), *marconi]
 
 
 def admissions(strategy: str) -> list[tuple[dict[str, Any], str]]:

@@ -76,6 +76,7 @@ class Setting:
         admission: None where it plays no role.
         budget_bytes: None without limit.
         state_slots, kv_tokens: sizes of the two pools; None with one budget for all.
+        ratio: of state to KV bytes that the pools were made for.
     """
 
     trace: str
@@ -85,6 +86,7 @@ class Setting:
     budget_bytes: float | None
     state_slots: int | None
     kv_tokens: int | None
+    ratio: float | None
 
 
 @dataclass(frozen=True)
@@ -107,28 +109,6 @@ class HitFigures:
     by_length: tuple[LengthBucket, ...]
     tokens_lost_to_missing_state: int
 
-    @classmethod
-    def of(
-        cls, load: Workload, hits: IntArray, matched: IntArray, ttft: FloatArray, start: int = 0
-    ) -> HitFigures:
-        """Of the requests from ``start`` on; the arrays have an entry for each request."""
-        inputs, hits = load.tree.input_len[start:], hits[start:]
-        matched, ttft = matched[start:], ttft[start:]
-        saved = flops_of(load.costs, hits)
-        whole = flops_of(load.costs, inputs)
-        return cls(
-            requests=len(hits),
-            input_tokens=int(inputs.sum()),
-            hit_tokens=int(hits.sum()),
-            token_hit_rate=_share(hits, inputs),
-            request_hit_rate=float((hits > 0).mean()),
-            flops_saved=float(saved.sum()),
-            flops_saved_share=_share(saved, whole),
-            ttft=Percentiles.of(ttft),
-            by_length=_by_length(inputs, hits, saved, whole, ttft),
-            tokens_lost_to_missing_state=int((np.minimum(matched, inputs - 1) - hits).sum()),
-        )
-
 
 @dataclass(frozen=True)
 class CacheFigures:
@@ -147,21 +127,6 @@ class CacheFigures:
     kv_tokens_evicted: int
     resident_states: int
     resident_kv_tokens: int
-
-    @classmethod
-    def of(cls, cache: Cache | None) -> CacheFigures:
-        """Of a finished replay; None: no cache."""
-        if cache is None:
-            return cls(0.0, 0.0, 0, 0, 0, 0, 0)
-        return cls(
-            kv_reused_share=count(cache, "KV_USED") / max(1, count(cache, "KV_MADE")),
-            states_reused_share=count(cache, "STATES_USED") / max(1, count(cache, "STATES_MADE")),
-            states_evicted_leaf=count(cache, "LEAVES_EVICTED"),
-            states_evicted_interior=count(cache, "INTERIORS_EVICTED"),
-            kv_tokens_evicted=count(cache, "KV_EVICTED"),
-            resident_states=count(cache, "STATES"),
-            resident_kv_tokens=count(cache, "KV"),
-        )
 
 
 @dataclass(frozen=True)
@@ -202,7 +167,7 @@ class ReplayResult(_Outcome, CacheFigures, HitFigures, Setting):
     ) -> ReplayResult:
         """``served``: hits, matched tokens and TTFT of each request."""
         parts: dict[str, Any] = {}
-        for part in (setting, HitFigures.of(load, *served), CacheFigures.of(cache)):
+        for part in (setting, hit_figures(load, *served), cache_figures(cache)):
             parts.update(vars(part))
         hits, matched, ttft = served
         return cls(
@@ -217,7 +182,7 @@ class ReplayResult(_Outcome, CacheFigures, HitFigures, Setting):
 
     def figures_from(self, load: Workload, start: int) -> HitFigures:
         """The figures of the requests from ``start`` on alone."""
-        return HitFigures.of(load, self.hits, self.matched, self.ttft_seconds, start)
+        return hit_figures(load, self.hits, self.matched, self.ttft_seconds, start)
 
     def to_dict(self) -> dict[str, Any]:
         """All figures as plain values for JSON; without the arrays of all requests."""
@@ -240,6 +205,43 @@ class Bound(Setting):
 
 
 Row = ReplayResult | Bound
+
+
+def hit_figures(
+    load: Workload, hits: IntArray, matched: IntArray, ttft: FloatArray, start: int = 0
+) -> HitFigures:
+    """Of the requests from ``start`` on; the arrays have an entry for each request."""
+    inputs, hits = load.tree.input_len[start:], hits[start:]
+    matched, ttft = matched[start:], ttft[start:]
+    saved = flops_of(load.costs, hits)
+    whole = flops_of(load.costs, inputs)
+    return HitFigures(
+        requests=len(hits),
+        input_tokens=int(inputs.sum()),
+        hit_tokens=int(hits.sum()),
+        token_hit_rate=_share(hits, inputs),
+        request_hit_rate=float((hits > 0).mean()),
+        flops_saved=float(saved.sum()),
+        flops_saved_share=_share(saved, whole),
+        ttft=Percentiles.of(ttft),
+        by_length=_by_length(inputs, hits, saved, whole, ttft),
+        tokens_lost_to_missing_state=int((np.minimum(matched, inputs - 1) - hits).sum()),
+    )
+
+
+def cache_figures(cache: Cache | None) -> CacheFigures:
+    """Of a finished replay; None: no cache."""
+    if cache is None:
+        return CacheFigures(0.0, 0.0, 0, 0, 0, 0, 0)
+    return CacheFigures(
+        kv_reused_share=count(cache, "KV_USED") / max(1, count(cache, "KV_MADE")),
+        states_reused_share=count(cache, "STATES_USED") / max(1, count(cache, "STATES_MADE")),
+        states_evicted_leaf=count(cache, "LEAVES_EVICTED"),
+        states_evicted_interior=count(cache, "INTERIORS_EVICTED"),
+        kv_tokens_evicted=count(cache, "KV_EVICTED"),
+        resident_states=count(cache, "STATES"),
+        resident_kv_tokens=count(cache, "KV"),
+    )
 
 
 def _plain(row: Row) -> dict[str, Any]:

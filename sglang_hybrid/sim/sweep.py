@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
@@ -255,5 +255,3 @@ def each(texts: Sequence[str]) -> list[str]:
 def unique(items: Iterable[T]) -> list[T]:
     """Each once, in the order of their first occurrence."""
     return list(dict.fromkeys(items))
-
-
