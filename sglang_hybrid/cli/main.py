@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import NoReturn
 
 import sglang_hybrid
 
@@ -44,6 +45,13 @@ COMMANDS = {
 }
 
 
+class _Parser(argparse.ArgumentParser):
+    """Of a subcommand: an error is one line, not preceded by all its options."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -59,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(module: ModuleType, name: str, arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(f"{PROGRAM} {name}", description=COMMANDS[name].help)
+    parser = _Parser(f"{PROGRAM} {name}", description=COMMANDS[name].help)
     module.add_arguments(parser)
     status: int = module.run(parser.parse_args(arguments))
     return status

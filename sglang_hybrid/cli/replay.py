@@ -156,4 +156,6 @@ def _hit_lines(result: ReplayResult, trace: Trace) -> bytes:
 
 
 def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}; check the path and who may use it"
     return " ".join(str(error).split())

@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang_hybrid.core.presets import DTYPE_BYTES
 from sglang_hybrid.sim.admission import parse_admission
-from sglang_hybrid.sim.recommend import STRATEGIES
+from sglang_hybrid.sim.candidates import STRATEGIES
 from sglang_hybrid.sim.sweep import (
     DEFAULT_POLICIES,
     INFINITE,
@@ -19,7 +19,7 @@ from sglang_hybrid.sim.sweep import (
     check_ratios,
     unique,
 )
-from sglang_hybrid.sim.traces.formats import AUTO
+from sglang_hybrid.sim.traces.formats import AUTO, FORMATS
 from sglang_hybrid.sim.workload import DEFAULT_PREFILL_TIME, Concurrency
 
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
@@ -166,6 +166,10 @@ class Choices:
         if args.strategy not in STRATEGIES:
             raise ValueError(
                 f"--strategy {args.strategy!r} is not allowed; allowed: {', '.join(STRATEGIES)}"
+            )
+        if args.format not in (AUTO, *FORMATS):
+            raise ValueError(
+                f"--format {args.format!r} is not allowed; allowed: {', '.join((AUTO, *FORMATS))}"
             )
         self.seed = _integer("--seed", args.seed, 0)
         self.tp = _integer("--tp", args.tp, 1)

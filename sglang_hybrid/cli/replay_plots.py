@@ -77,6 +77,8 @@ def _draw_shares(axes: Axes, rows: Sequence[Row], share: str, title: str) -> Non
         axes.legend(fontsize=7)
     else:
         _draw_bars(axes, lines, limits(rows, share))
+        size = max((row.budget_bytes or 0.0 for row in rows), default=0.0)
+        axes.set_title(f"{title}, {size / 2**30:.3g} GiB")
 
 
 def _draw_lines(axes: Axes, lines: Sequence[Series]) -> None:
@@ -98,13 +100,18 @@ def _draw_lines(axes: Axes, lines: Sequence[Series]) -> None:
 
 
 def _draw_bars(axes: Axes, lines: Sequence[Series], lone: dict[str, float]) -> None:
+    """What no policy can be, in grey."""
     several = len({line.admission for line in lines}) > 1
-    names = {
-        f"{line.policy}, {line.admission}" if several else line.policy: line.y[0] for line in lines
-    }
-    names.update(lone)
-    axes.barh(list(names), list(names.values()), height=0.6)
-    for i, value in enumerate(names.values()):
+    bars = []
+    for line in lines:
+        name = "upper bound" if line.is_bound else line.policy
+        color = "0.7" if line.is_bound else "C0"
+        bars.append((f"{name}, {line.admission}" if several else name, line.y[0], color))
+    bars += [(name, value, "0.7") for name, value in lone.items()]
+    at = range(len(bars))
+    axes.barh(at, [value for _, value, _ in bars], 0.6, color=[color for _, _, color in bars])
+    axes.set_yticks(at, [name for name, _, _ in bars])
+    for i, (_, value, _) in enumerate(bars):
         axes.annotate(f" {value:.1%}", (value, i), va="center", fontsize=8)
     axes.invert_yaxis()
     axes.margins(x=0.15)

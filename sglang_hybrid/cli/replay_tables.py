@@ -12,8 +12,9 @@ from rich.table import Table
 from sglang_hybrid.cli.units import show_bytes, show_flops, show_seconds
 from sglang_hybrid.core.presets import PRESETS as MODELS
 from sglang_hybrid.sim.admission import PRESETS as ADMISSIONS
+from sglang_hybrid.sim.candidates import STOCK_RATIO
 from sglang_hybrid.sim.policy_spec import PRESETS as POLICIES
-from sglang_hybrid.sim.recommend import STOCK_RATIO, Recommendation
+from sglang_hybrid.sim.recommend import Recommendation
 from sglang_hybrid.sim.results import Bound, HitFigures, ReplayResult, Row
 from sglang_hybrid.sim.sweep import SPECIAL
 from sglang_hybrid.sim.trace import Trace

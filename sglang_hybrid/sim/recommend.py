@@ -15,6 +15,16 @@ from sglang_hybrid.core.costs import ModelCosts
 from sglang_hybrid.core.presets import Model
 from sglang_hybrid.sim.admission import Admission, parse_admission
 from sglang_hybrid.sim.budget import Budget
+from sglang_hybrid.sim.candidates import (
+    RATIOS,
+    STOCK_ADMISSION,
+    STOCK_POLICY,
+    STOCK_RATIO,
+    STRATEGIES,
+    Candidate,
+    admissions,
+    policies,
+)
 from sglang_hybrid.sim.cells import Cell, ReplayCell
 from sglang_hybrid.sim.parallel import run_cells
 from sglang_hybrid.sim.prefill_time import PrefillTime
@@ -24,39 +34,13 @@ from sglang_hybrid.sim.trace import Trace
 from sglang_hybrid.sim.tuning import parse_strategy, saved_flops
 from sglang_hybrid.sim.workload import DEFAULT_PREFILL_TIME, Concurrency, Workload
 
-STOCK_POLICY, STOCK_ADMISSION, STOCK_RATIO = "sglang", "stock", 0.9
-RATIOS = (0.1, 0.2, 0.3, 0.45, 0.65, 0.9, 1.3, 1.8, 2.5, 3.5, 6.0)
-"""Of state to KV bytes: what `--mamba-full-memory-ratio` is tried with."""
-
 FEW_REQUESTS = 200
 """With fewer the whole trace serves for choosing and for judging."""
-
-# The servers' grids: see the section "Which checkpoints there are" of docs/design.md.
-STRATEGIES = {
-    "extra_buffer": ":branch=64:prompt_end=64:decode_end=64",
-    "no_buffer": "",
-}
-"""SGLang's `--mamba-radix-cache-strategy`, and where each can take states."""
 
 _CLOSE = 0.005
 """What saves less than this share more is not worth another setting than the default."""
 
 _FINALISTS = 3
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A way to run the server.
-
-    Attributes:
-        config: keys of `--cache-config` that differ from their defaults.
-        admission: the parameters of docs/simulator.md that are the same.
-    """
-
-    policy: str
-    config: dict[str, Any]
-    admission: str
-    ratio: float
 
 
 @dataclass(frozen=True)
@@ -205,7 +189,7 @@ class _Search:
         ranked = [*ranked, *self._ranked(variants)]
         most = max(self._saved(result) for _, result in ranked)
         good = [pair for pair in ranked if self._saved(pair[1]) >= (1 - _CLOSE) * most]
-        chosen, result = min(good, key=lambda pair: _distance_from_default(pair[0]))
+        chosen, result = min(good, key=lambda pair: pair[0].distance_from_default)
         return self._recommendation(chosen, result)
 
     def _recommendation(self, chosen: Candidate, result: ReplayResult) -> Recommendation:
@@ -298,43 +282,6 @@ class _Search:
 
     def _figures(self, result: ReplayResult) -> HitFigures:
         return result.figures_from(self.load, self.half)
-
-
-def policies() -> list[tuple[str, dict[str, Any]]]:
-    """What `--cache-config` can order victims by, the default first."""
-    utility = [(f"utility:alpha={alpha:g}", {"alpha": alpha}) for alpha in (0.25, 1.0, 2.0)]
-    marconi = [
-        (f"marconi:alpha={alpha:g}", {"policy": "marconi", "alpha": alpha})
-        for alpha in (0.3, 1.0, 3.0)
-    ]
-    return [("utility", {}), *utility, ("lru", {"policy": "lru"}), *marconi]
-
-
-def admissions(strategy: str) -> list[tuple[dict[str, Any], str]]:
-    """Keys of `--cache-config`, and what they do in a replay; the defaults first."""
-    base = "served" + STRATEGIES[strategy]
-    ends = "1" if strategy == "no_buffer" else "64"
-    return [
-        ({}, base),
-        *(
-            ({"min_gain_tokens": gain}, f"{base}:min_gain_tokens={gain}")
-            for gain in (32, 512, 2048)
-        ),
-        (
-            {"prompt_end": "never", "chunk_boundary": "never"},
-            f"{base}:prompt_end=0:chunk_tokens=0",
-        ),
-        (
-            {"prompt_end": "always", "chunk_boundary": "never"},
-            f"{base}:prompt_end={ends}:chunk_tokens=0:first_victims=false",
-        ),
-    ]
-
-
-def _distance_from_default(candidate: Candidate) -> tuple[int, float]:
-    """How much an operator would have to set: keys, then how far from SGLang's ratio."""
-    ratio = candidate.ratio / STOCK_RATIO
-    return len(candidate.config) + (ratio != 1), max(ratio, 1 / ratio)
 
 
 def _figures(others: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
@@ -12,7 +13,7 @@ from sglang_hybrid.sim.admission import Admission, parse_admission
 from sglang_hybrid.sim.budget import Budget, parse_bytes
 from sglang_hybrid.sim.cells import BoundCell, Cell, FullKvCell, ReplayCell, UncachedCell, run_cell
 from sglang_hybrid.sim.parallel import run_cells
-from sglang_hybrid.sim.policy_spec import PolicySpec
+from sglang_hybrid.sim.policy_spec import PRESETS, PolicySpec
 from sglang_hybrid.sim.prefill_time import PrefillTime
 from sglang_hybrid.sim.results import Bound, ReplayResult
 from sglang_hybrid.sim.trace import Trace
@@ -224,6 +225,12 @@ def check_policies(policies: Sequence[str]) -> list[str]:
     for text in policies:
         if text in ("bound", "full-kv"):
             raise ValueError(f"{text!r} is no policy but a bound; use sweep_bounds, or --bounds")
+        name = text.split(":")[0]
+        if name not in (*SPECIAL, "auto", *PRESETS):
+            known = ["auto", *PRESETS, *SPECIAL]
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"unknown policy {name!r}; allowed: {', '.join(known)}{hint}")
         if text not in SPECIAL:
             parse_strategy(text)
     return policies
