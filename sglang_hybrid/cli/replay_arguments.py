@@ -22,6 +22,7 @@ from sglang_hybrid.sim.sweep import (
 from sglang_hybrid.sim.traces.formats import AUTO, FORMATS
 from sglang_hybrid.sim.workload import DEFAULT_PREFILL_TIME, Concurrency
 
+DEFAULT_BUDGET = "6GiB"
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 _EPILOG = """\
@@ -60,10 +61,9 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--budget",
-        default="6GiB",
         metavar="B,...",
         help="memory for KV and states, such as 6GiB, 12GB, or 20%% of what a cache without "
-        "limit holds (%(default)s)",
+        f"limit holds (default: that of --memory, else {DEFAULT_BUDGET})",
     )
     add(
         "--ratio",
@@ -156,13 +156,14 @@ class Choices:
         self.admissions = _texts("--admission", args.admission)
         for text in self.admissions:
             parse_admission(text)
-        self.sizes = [BudgetSize.parse(text) for text in _texts("--budget", args.budget)]
+        self.memory = _memory(args)
+        budgets = args.budget or args.memory or DEFAULT_BUDGET
+        self.sizes = [BudgetSize.parse(text) for text in _texts("--budget", budgets)]
         self.ratios = check_ratios(
             None
             if args.ratio is None
             else [_number("--ratio", text, float) for text in _texts("--ratio", args.ratio)]
         )
-        self.memory = _memory(args)
         if args.strategy not in STRATEGIES:
             raise ValueError(
                 f"--strategy {args.strategy!r} is not allowed; allowed: {', '.join(STRATEGIES)}"

@@ -140,6 +140,7 @@ def print_recommendation(console: Console, advice: Recommendation) -> None:
     for other in advice.others:
         table.add_row(escape(other.label), f"{other.ratio:g}", *_figures(other.figures))
     console.print(table)
+    console.print(_gain(advice), highlight=False, soft_wrap=True)
     if advice.judged_from:
         print_note(
             console,
@@ -156,6 +157,18 @@ def print_recommendation(console: Console, advice: Recommendation) -> None:
         console,
         "Slots are those for checkpoints; running requests need more of them "
         "(docs/operations.md, Sizing the pools).",
+    )
+
+
+def _gain(advice: Recommendation) -> str:
+    ours, stock = advice.expected, advice.stock
+    if ours.flops_saved <= stock.flops_saved:
+        return "No gain over stock SGLang: what was chosen does not save more on these requests."
+    computed = (1 - ours.flops_saved_share) / (1 - stock.flops_saved_share)
+    return (
+        f"Gain over stock SGLang: token hit rate {stock.token_hit_rate:.1%} -> "
+        f"{ours.token_hit_rate:.1%}, {1 - computed:.1%} fewer FLOPs of prefill to compute, "
+        f"TTFT P95 {show_seconds(stock.ttft.p95)} -> {show_seconds(ours.ttft.p95)}"
     )
 
 

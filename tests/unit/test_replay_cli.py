@@ -143,6 +143,13 @@ def test_recommendation_can_be_pasted(replay):
     assert "too few to choose on some" in out
 
 
+def test_memory_is_also_the_budget(replay):
+    _, out, _ = replay("--policy", "lru", "--memory", "2GiB", "--recommend")
+    (row,) = (line for line in out.splitlines() if line.startswith("│ lru"))
+    assert "2.00 GiB" in row
+    assert "and 2.00 GiB: policy" in out
+
+
 def test_concurrent_replay_without_arrivals_says_so(replay):
     _, out, _ = replay("--policy", "lru", "--concurrent", "4")
     assert "up to 4 at a time" in out
