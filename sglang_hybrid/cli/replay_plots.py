@@ -39,17 +39,16 @@ def drawn(rows: Sequence[Row], format: str) -> bytes:
         panels.append(lambda axes: _draw_alphas(axes, alphas))
     where, gains = gains_over_lru(rows)
     if gains:
-        panels.append(lambda axes: _draw_gains(axes, where, gains))
-    columns = min(2, len(panels))
+        colors = _colors(series_of(rows, "flops_saved_share", axis_of(rows)))
+        panels.append(lambda axes: _draw_gains(axes, where, gains, colors))
+    columns = 2 if len(panels) == 4 else len(panels)
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(6.4 * columns, 4.4 * lines), layout="constrained", dpi=150)
     FigureCanvasAgg(figure)
     figure.suptitle(f"{rows[0].trace}, {rows[0].model}, {rows[0].requests:,} requests")
     grid = list(figure.subplots(lines, columns, squeeze=False).flat)
-    for axes, panel in zip(grid, panels, strict=False):
+    for axes, panel in zip(grid, panels, strict=True):
         panel(axes)
-    for axes in grid[len(panels) :]:
-        axes.remove()
     buffer = io.BytesIO()
     figure.savefig(buffer, format=format)
     return buffer.getvalue()
@@ -65,7 +64,7 @@ def _draw_shares(axes: Axes, rows: Sequence[Row], share: str, title: str) -> Non
         axes.set_xlabel(axis.label)
         if axis.is_logarithmic:
             axes.set_xscale("log")
-            _tick(axes, sorted({x for line in lines for x in line.x}))
+        _tick(axes, sorted({x for line in lines for x in line.x}))
         for name, value in limits(rows, share).items():
             axes.axhline(value, color="0.5", lw=1, ls=":")
             axes.annotate(
@@ -82,11 +81,11 @@ def _draw_shares(axes: Axes, rows: Sequence[Row], share: str, title: str) -> Non
 
 
 def _draw_lines(axes: Axes, lines: Sequence[Series]) -> None:
-    policies = list(dict.fromkeys(line.policy for line in lines if not line.is_bound))
+    colors = _colors(lines)
     admissions = list(dict.fromkeys(line.admission for line in lines))
     for line in lines:
         style = _LINES[admissions.index(line.admission) % len(_LINES)]
-        color = "k" if line.is_bound else _COLORS[policies.index(line.policy) % len(_COLORS)]
+        color = "k" if line.is_bound else colors[line.policy]
         name = line.policy if len(admissions) == 1 else f"{line.policy}, {line.admission}"
         axes.plot(
             line.x,
@@ -97,6 +96,12 @@ def _draw_lines(axes: Axes, lines: Sequence[Series]) -> None:
             marker=None if line.is_bound else ".",
             label="upper bound" + name.removeprefix("bound") if line.is_bound else name,
         )
+
+
+def _colors(lines: Sequence[Series]) -> dict[str, str]:
+    """Of each policy, the same in all panels."""
+    policies = dict.fromkeys(line.policy for line in lines if not line.is_bound)
+    return {policy: _COLORS[i % len(_COLORS)] for i, policy in enumerate(policies)}
 
 
 def _draw_bars(axes: Axes, lines: Sequence[Series], lone: dict[str, float]) -> None:
@@ -121,7 +126,7 @@ def _draw_bars(axes: Axes, lines: Sequence[Series], lone: dict[str, float]) -> N
 def _tick(axes: Axes, values: Sequence[float]) -> None:
     """Label the values themselves, not powers of ten."""
     axes.minorticks_off()
-    axes.set_xticks(values, [f"{value:g}" for value in values], fontsize=8)
+    axes.set_xticks(values, [f"{value:.3g}" for value in values], fontsize=8)
 
 
 def _draw_alphas(axes: Axes, lines: Sequence[Series]) -> None:
@@ -136,14 +141,16 @@ def _draw_alphas(axes: Axes, lines: Sequence[Series]) -> None:
     axes.legend(fontsize=7)
 
 
-def _draw_gains(axes: Axes, where: str, gains: dict[str, dict[str, float]]) -> None:
+def _draw_gains(
+    axes: Axes, where: str, gains: dict[str, dict[str, float]], colors: dict[str, str]
+) -> None:
     """Grouped bars: a group for each length, a bar for each policy."""
     axes.set_title(f"FLOPs saved beyond LRU by length of prompt, {where}", fontsize=10)
     lengths = list(next(iter(gains.values())))
     width = 0.8 / len(gains)
     for i, (policy, by_length) in enumerate(gains.items()):
         at = [k + (i - (len(gains) - 1) / 2) * width for k in range(len(lengths))]
-        axes.bar(at, list(by_length.values()), width, label=policy, color=_COLORS[i % len(_COLORS)])
+        axes.bar(at, list(by_length.values()), width, label=policy, color=colors[policy])
     axes.set_xticks(range(len(lengths)), lengths, fontsize=8)
     axes.set_xlabel("tokens of the prompt")
     axes.axhline(0, color="k", lw=0.8)

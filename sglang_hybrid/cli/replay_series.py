@@ -50,7 +50,7 @@ def axis_of(rows: Sequence[Row]) -> Axis:
     budgets = {row.budget_bytes for row in rows if row.budget_bytes is not None}
     if len(ratios) > 1 and len(budgets) == 1:
         return Axis("state bytes / KV bytes", True, is_ratio=True)
-    return Axis("budget in GiB", False)
+    return Axis("budget in GiB", max(budgets, default=0) > 8 * min(budgets, default=0))
 
 
 def series_of(rows: Sequence[Row], share: str, axis: Axis) -> list[Series]:
@@ -108,7 +108,7 @@ def gains_over_lru(rows: Sequence[Row]) -> tuple[str, dict[str, dict[str, float]
     """
     results = [row for row in rows if isinstance(row, ReplayResult)]
     bases = [row for row in results if row.policy == "lru" and row.budget_bytes is not None]
-    if not bases:
+    if not bases or len(bases[0].by_length) == 1:
         return "", {}
     base = sorted(bases, key=lambda row: row.budget_bytes or 0.0)[(len(bases) - 1) // 2]
     place = (base.admission, base.budget_bytes, base.ratio)

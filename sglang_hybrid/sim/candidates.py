@@ -40,10 +40,10 @@ class Candidate:
 
 def policies() -> list[tuple[str, dict[str, Any]]]:
     """What `--cache-config` can order victims by, the default first."""
-    utility = [(f"utility:alpha={alpha:g}", {"alpha": alpha}) for alpha in (0.25, 1.0, 2.0)]
+    utility = [(f"utility:alpha={alpha:g}", {"alpha": alpha}) for alpha in (0.25, 1.0, 2.0, 4.0)]
     marconi = [
         (f"marconi:alpha={alpha:g}", {"policy": "marconi", "alpha": alpha})
-        for alpha in (0.3, 1.0, 3.0)
+        for alpha in (0.3, 1.0, 3.0, 10.0)
     ]
     return [("utility", {}), *utility, ("lru", {"policy": "lru"}), *marconi]
 
