@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from sglang_hybrid.cli.units import show_bytes, show_flops
 from sglang_hybrid.core.presets import DTYPE_BYTES, PRESETS, LayerGroup, Model, load_model
 
 _PIPED_WIDTH = 200
@@ -169,10 +170,10 @@ def _print_layers(console: Console, report: dict[str, Any]) -> None:
         table.add_row(
             row["kind"],
             str(row["count"]),
-            _bytes(row["kv_bytes_per_token"]),
-            _bytes(row["state_bytes"]),
-            _flops(row["prefill_flops"]),
-            "-" if per_byte is None else _flops(per_byte),
+            show_bytes(row["kv_bytes_per_token"]),
+            show_bytes(row["state_bytes"]),
+            show_flops(row["prefill_flops"]),
+            "-" if per_byte is None else show_flops(per_byte),
             end_section=row is rows[-2],
         )
     console.print(table)
@@ -195,30 +196,12 @@ def _print_derived(console: Console, report: dict[str, Any]) -> None:
         held = report[key]
         table.add_row(
             what,
-            f"{_bytes(held['bytes'])} ({_bytes(held['state_bytes'])} of states, "
-            f"{_bytes(held['kv_bytes'])} of KV)",
+            f"{show_bytes(held['bytes'])} ({show_bytes(held['state_bytes'])} of states, "
+            f"{show_bytes(held['kv_bytes'])} of KV)",
         )
-    table.add_row(f"prefill of {length:,} tokens", _flops(report["total"]["prefill_flops"]))
+    table.add_row(f"prefill of {length:,} tokens", show_flops(report["total"]["prefill_flops"]))
     console.print(table)
 
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
-
-
-def _bytes(value: float) -> str:
-    return _scaled(value, 1024, ("B", "KiB", "MiB", "GiB", "TiB")) if value else "-"
-
-
-def _flops(value: float) -> str:
-    return _scaled(value, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP"))
-
-
-def _scaled(value: float, step: int, units: tuple[str, ...]) -> str:
-    """Three or more significant digits in the largest unit that leaves at least one whole."""
-    index = 0
-    while value >= step and index + 1 < len(units):
-        value /= step
-        index += 1
-    digits = 0 if (index == 0 and value == int(value)) or value >= 100 else 2
-    return f"{value:,.{digits}f} {units[index]}"

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import NoReturn
 
 import sglang_hybrid
 
@@ -20,10 +21,11 @@ PROGRAM = "hybrid-marconi"
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: the module that implements it, and one line of help."""
+    """A subcommand: its module, one line of help, and what it needs of setup.py's extras."""
 
     module: str
     help: str
+    extra: str = "sglang"
 
 
 COMMANDS = {
@@ -34,8 +36,20 @@ COMMANDS = {
         "sglang_hybrid.cli.doctor", "check the installation against the installed SGLang"
     ),
     "cost": Command("sglang_hybrid.cli.cost", "bytes and FLOPs of a model's KV and checkpoints"),
+    "replay": Command(
+        "sglang_hybrid.cli.replay",
+        "what a cache would do for a trace of requests: hit rates, FLOPs saved, TTFT",
+        extra="sim",
+    ),
     "verify": Command("sglang_hybrid.cli.verify", "check the cache of a running server"),
 }
+
+
+class _Parser(argparse.ArgumentParser):
+    """Of a subcommand: an error is one line, not preceded by all its options."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,12 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         module = importlib.import_module(COMMANDS[name].module)
         return _run(module, name, rest)
     except ModuleNotFoundError as error:
-        print(f"{PROGRAM} {name}: {_missing(error)}", file=sys.stderr)
+        print(f"{PROGRAM} {name}: {_missing(error, COMMANDS[name])}", file=sys.stderr)
         return 2
 
 
 def _run(module: ModuleType, name: str, arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(f"{PROGRAM} {name}", description=COMMANDS[name].help)
+    parser = _Parser(f"{PROGRAM} {name}", description=COMMANDS[name].help)
     module.add_arguments(parser)
     status: int = module.run(parser.parse_args(arguments))
     return status
@@ -69,12 +83,12 @@ def _top_level_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _missing(error: ModuleNotFoundError) -> str:
+def _missing(error: ModuleNotFoundError, command: Command) -> str:
     """What to install for a module that could not be imported."""
     package = (error.name or "").split(".")[0]
     if package == "sglang_hybrid":
         return f"{error.name} is not part of this installation; reinstall sglang-hybrid"
-    return f"{error}; install it with: pip install 'sglang-hybrid[sglang]'"
+    return f"{error}; install it with: pip install 'sglang-hybrid[{command.extra}]'"
 
 
 if __name__ == "__main__":

@@ -106,11 +106,17 @@ def full_kv_reuse(tree: UnionTree) -> int:
     That many hits a cache would reach that keeps all KV and a state at every token: a bound
     for all admissions.
     """
+    return int(full_kv_hits(tree).sum())
+
+
+def full_kv_hits(tree: UnionTree) -> IntArray:
+    """The same for each request."""
     first_seen, requests = tree.first_seen, np.arange(len(tree.input_len))
     node = tree.prompt_node.copy()
     while (unseen := (node > 0) & (first_seen[node] >= requests)).any():
         node[unseen] = tree.parent[node[unseen]]
-    return int(np.minimum(tree.depth[node], tree.input_len - 1).sum())
+    hits: IntArray = np.minimum(tree.depth[node], tree.input_len - 1)
+    return hits
 
 
 def objective_total(tree: UnionTree, costs: ModelCosts, objective: Objective = "flops") -> float:

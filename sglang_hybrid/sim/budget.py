@@ -21,11 +21,13 @@ class Budget:
         total_bytes: bytes of both together.
         state_slots: size of the state pool; None: one budget for all.
         kv_tokens: size of the KV pool, None together with `state_slots`.
+        ratio: of state to KV bytes, where `split` made the pools; for reports.
     """
 
     total_bytes: float
     state_slots: int | None = None
     kv_tokens: int | None = None
+    ratio: float | None = None
 
     def __post_init__(self) -> None:
         if not self.total_bytes >= 0:
@@ -47,7 +49,7 @@ class Budget:
             raise ValueError(f"ratio {ratio!r} of state to KV bytes is not allowed; allowed: > 0")
         slots = int(total_bytes * ratio / (1 + ratio) // costs.state_bytes)
         tokens = int(total_bytes / (1 + ratio) // costs.kv_bytes_per_token)
-        return cls(total_bytes, slots, tokens)
+        return cls(total_bytes, slots, tokens, ratio)
 
 
 def parse_bytes(text: str) -> float:

@@ -1,5 +1,7 @@
 """The documentation says what the code does."""
 
+import argparse
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ PAGES = [
     "docs/operations.md",
     "docs/benchmarks.md",
     "docs/traces.md",
+    "docs/replay.md",
+    "docs/simulator.md",
 ]
 
 
@@ -31,6 +35,20 @@ def test_links_between_pages_lead_somewhere(page):
         target = piece.split(")")[0].split("#")[0]
         if target and "://" not in target:
             assert (path.parent / target).exists(), f"{page} links to {target}"
+
+
+def test_every_option_and_figure_of_replay_is_explained():
+    pytest.importorskip("numba")
+    from sglang_hybrid.cli.replay import add_arguments
+    from sglang_hybrid.sim.results import ReplayResult
+
+    text = (ROOT / "docs/replay.md").read_text(encoding="utf-8")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    options = [action.option_strings[-1] for action in parser._actions]
+    assert [option for option in options if f"`{option}" not in text] == ["--help"]
+    figures = [field.name for field in dataclasses.fields(ReplayResult)]
+    assert [name for name in figures if f"`{name}`" not in text] == []
 
 
 def test_every_counter_is_explained():
