@@ -10,6 +10,7 @@ from sglang_hybrid.core.presets import DTYPE_BYTES
 from sglang_hybrid.sim.admission import parse_admission
 from sglang_hybrid.sim.candidates import STRATEGIES
 from sglang_hybrid.sim.sweep import (
+    DEFAULT_ADMISSIONS,
     DEFAULT_POLICIES,
     INFINITE,
     NONE,
@@ -55,7 +56,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--admission",
-        default="served",
+        default=",".join(DEFAULT_ADMISSIONS),
         metavar="A,...",
         help="where states are taken, NAME:KEY=VALUE (%(default)s)",
     )

@@ -19,8 +19,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def _sources_stamp() -> tuple[tuple[str, int, int], ...]:
     """Identifies the sources that compiled functions may have been built from."""
-    package = Path(__file__).parents[1]
-    files = sorted(path for folder in ("core", "sim") for path in (package / folder).rglob("*.py"))
+    sim = Path(__file__).parent
+    core = [sim.parent / "core" / f"{name}.py" for name in ("scores", "hit_density", "checkpoints")]
+    compiled = [path for path in sim.glob("*.py") if b"sim.jit import" in path.read_bytes()]
+    files = sorted([*core, *compiled, *sim.glob("engine/*.py"), *sim.glob("policies/*.py")])
     return tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files)
 
 

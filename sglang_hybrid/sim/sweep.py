@@ -28,6 +28,7 @@ SPECIAL = {
 """What `sweep` takes for policies beside those of `parse_strategy`."""
 
 DEFAULT_POLICIES = ("lru", "utility", "marconi", "auto")
+DEFAULT_ADMISSIONS = ("shipped",)
 
 T = TypeVar("T")
 
@@ -130,7 +131,7 @@ def sweep(
     model: Model | ModelCosts | str,
     *,
     policies: Sequence[str] = DEFAULT_POLICIES,
-    admissions: Sequence[str] = ("served",),
+    admissions: Sequence[str] = DEFAULT_ADMISSIONS,
     budgets: Sequence[str] = ("6GiB",),
     pools_ratio: float | Sequence[float] | None = None,
     concurrent: Concurrency | None = None,
@@ -177,7 +178,7 @@ def sweep_bounds(
     trace: Trace | str,
     model: Model | ModelCosts | str,
     *,
-    admissions: Sequence[str] = ("served",),
+    admissions: Sequence[str] = DEFAULT_ADMISSIONS,
     budgets: Sequence[str] = ("6GiB",),
     pools_ratio: float | Sequence[float] | None = None,
     concurrent: Concurrency | None = None,

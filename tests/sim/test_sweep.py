@@ -56,7 +56,7 @@ def test_concurrent_figures_are_those_of_the_engine(trace):
         load.tree,
         load.costs,
         parse_policy("utility"),
-        parse_admission("served"),
+        parse_admission("shipped"),
         Budget(2**31),
     )
     timing = (*load.prefill.table(), load.prefill.overhead_seconds, load.prefill.floor_seconds)
@@ -157,7 +157,7 @@ def test_bounds_are_above_all_policies(trace):
 def test_seed_reaches_policies_that_sample():
     assert seeded(parse_strategy("density"), 7).seed == 7
     assert seeded(parse_strategy("density:seed=3"), 7).seed == 3
-    assert [arm.policy.seed for arm in seeded(parse_strategy("auto"), 7).arms] == [7, 7]
+    assert [arm.policy.seed for arm in seeded(parse_strategy("auto"), 7).arms] == [7] * 4
     assert dataclasses.replace(parse_strategy("marconi:alpha=tuned")) == seeded(
         parse_strategy("marconi:alpha=tuned"), 7
     )
