@@ -20,6 +20,11 @@ from sglang_hybrid.sim.union_tree import UnionTree, compile_trace
 TRACES = ("taubench", "taubench_jit", "miniswe", "mooncake", "mooncake_synth", "weka")
 """Names of the stored traces; docs/paper.md tells how each is made from its public source."""
 
+MARCONI_FORMS = ("marconi:bucket_width=0", "marconi-hyperbolic")
+"""Linear and hyperbolic recency, every candidate compared at each eviction, as in the paper."""
+
+HINDSIGHT_ALPHAS = (0.0, 0.1, 0.3, 1.0, 2.0, 4.0, 8.0, 16.0)
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -105,18 +110,18 @@ def measure(
     )
 
 
-def best_alpha(
+def best_marconi(
     workload: Workload,
     costs: ModelCosts,
-    admission: str,
     total_bytes: float,
     prefill: PrefillTime | None = None,
-    alphas: Sequence[float] = tuning.ALPHAS,
+    forms: Sequence[str] = MARCONI_FORMS,
 ) -> Outcome:
-    """Marconi's score with the alpha that, in hindsight, saves most."""
+    """Marconi with the alpha and the form of recency that, in hindsight, save most."""
     outcomes = [
-        measure(workload, costs, f"marconi:alpha={alpha}", admission, total_bytes, prefill)
-        for alpha in alphas
+        measure(workload, costs, f"{form}:alpha={alpha:g}", "marconi", total_bytes, prefill)
+        for form in forms
+        for alpha in HINDSIGHT_ALPHAS
     ]
     return max(outcomes, key=lambda outcome: outcome.saved)
 

@@ -9,16 +9,17 @@ from typing import Any
 from bench.pages import percent, table
 from bench.paper.plots import new_figure, save
 from bench.paper.setting import PAPER_7B
-from bench.replays import Outcome, load_workload, measure
+from bench.replays import Outcome, Workload, load_workload, measure
 
 SEEDS = range(5)
 ALPHAS = (*(0.25 * i for i in range(17)), 6.0, 8.0, 12.0, 16.0)
 BUDGET = 6 * 2**30
-RECENCIES = {"linear": "marconi", "hyperbolic": "marconi-hyperbolic"}
+WIDER_GIB = (6, 9, 12, 15, 18)
+RECENCIES = {"linear": "marconi:bucket_width=0", "hyperbolic": "marconi-hyperbolic"}
 STRATEGIES = {
     "SGLang+": ("sglang+", "marconi"),
-    "`marconi:alpha=tuned`": ("marconi:alpha=tuned", "marconi"),
-    "the same, window 1": ("marconi:alpha=tuned:window=1", "marconi"),
+    "Marconi, tuned": ("marconi:alpha=tuned:bucket_width=0", "marconi"),
+    "Marconi, tuned, hyperbolic": ("marconi-hyperbolic:alpha=tuned", "marconi"),
     "`utility`": ("utility", "marconi"),
     "`auto`": ("auto", "marconi"),
     "`auto` + ghost forks": ("auto", "ghost"),
@@ -48,6 +49,7 @@ def run(traces: Path | None) -> dict[str, Any]:
         }
         infinite = _summary([measure(w, PAPER_7B, "lru", "marconi", None) for w in workloads])
         result["traces"][name] = {
+            "budgets": [_budget(workloads, gib) for gib in WIDER_GIB],
             "curves": curves,
             "strategies": strategies,
             "infinite": infinite,
@@ -55,8 +57,23 @@ def run(traces: Path | None) -> dict[str, Any]:
     return result
 
 
-def _marconi(workload, policy: str, alpha: float) -> Outcome:
-    return measure(workload, PAPER_7B, f"{policy}:alpha={alpha}", "marconi", BUDGET)
+def _marconi(workload: Workload, policy: str, alpha: float, size: float = BUDGET) -> Outcome:
+    return measure(workload, PAPER_7B, f"{policy}:alpha={alpha}", "marconi", size)
+
+
+def _budget(workloads: list[Workload], gib: int) -> dict[str, Any]:
+    """The published alphas in another budget."""
+    cells = {
+        f"{recency}, {alpha:g}": _summary(
+            [_marconi(workload, policy, alpha, gib * 2**30) for workload in workloads]
+        )
+        for recency, policy in RECENCIES.items()
+        for alpha in PUBLISHED["A"]
+    }
+    cells["auto"] = _summary(
+        [measure(w, PAPER_7B, "auto", "ghost", gib * 2**30) for w in workloads]
+    )
+    return {"gib": gib, "cells": cells}
 
 
 def _summary(outcomes: list[Outcome]) -> dict[str, list[float]]:
@@ -68,7 +85,11 @@ def _summary(outcomes: list[Outcome]) -> dict[str, list[float]]:
 
 
 def tables(result: dict[str, Any]) -> dict[str, str]:
-    return {"article": _alphas(result), "article-strategies": _strategies(result)}
+    return {
+        "article": _alphas(result),
+        "article-strategies": _strategies(result),
+        "article-budgets": _budgets(result),
+    }
 
 
 def _alphas(result: dict[str, Any]) -> str:
@@ -98,6 +119,18 @@ def _strategies(result: dict[str, Any]) -> str:
             rows.append([name, label, _cell(summary), tuned if "tuned" in label else ""])
         rows.append([name, "cache without limit", _cell(trace["infinite"]), ""])
     return table(["trace", "strategy", "hit rate, PFLOPs saved", "alpha chosen, per seed"], rows)
+
+
+def _budgets(result: dict[str, Any]) -> str:
+    rows = []
+    for name, trace in result["traces"].items():
+        for budget in trace["budgets"]:
+            rates = [statistics.mean(cell["hit_rate"]) for cell in budget["cells"].values()]
+            rows.append([name, f"{budget['gib']} GiB", *map(percent, rates)])
+        published = [percent(rate) for rate, _ in PUBLISHED[name].values()]
+        rows.append([name, "the article, 6 GiB", *published, *[""] * (len(published) + 1)])
+    cells = next(iter(result["traces"].values()))["budgets"][0]["cells"]
+    return table(["trace", "budget", *cells], rows)
 
 
 def _cell(summary: dict[str, list[float]]) -> str:

@@ -7,20 +7,20 @@ from typing import Any
 
 from bench.pages import change, gigabytes, percent, table
 from bench.paper.plots import COLOURS, new_figure, save
-from bench.paper.setting import PAPER_7B, SYSTEMS
-from bench.replays import TRACES, best_alpha, infinite_bytes, load_workload, measure, trace_path
+from bench.paper.setting import BEST, PAPER_7B, SYSTEMS
+from bench.replays import TRACES, best_marconi, infinite_bytes, load_workload, measure, trace_path
 
-SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-_BEST = "Marconi, best alpha"
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+_LIMIT = 4000
 _NAMES = ("SGLang+", "LRU", "Marconi", "utility", "auto")
 
 
 def run(traces: Path | None) -> dict[str, Any]:
-    """Whole traces: without per-block checkpoints they are quickly replayed."""
+    """Whole traces where comparing every candidate is quick enough, else their start."""
     assert traces is not None
     result: dict[str, Any] = {"shares": SHARES, "traces": {}}
     for name in TRACES:
-        workload = load_workload(trace_path(traces, name))
+        workload = load_workload(trace_path(traces, name), limit=_LIMIT)
         full = infinite_bytes(workload, PAPER_7B)
         cells = []
         for share in SHARES:
@@ -29,8 +29,8 @@ def run(traces: Path | None) -> dict[str, Any]:
                 system: measure(workload, PAPER_7B, *SYSTEMS[system], size).as_json()["hit_rate"]
                 for system in _NAMES
             }
-            hindsight = best_alpha(workload, PAPER_7B, "marconi", size)
-            rates[_BEST] = hindsight.as_json()["hit_rate"]
+            hindsight = best_marconi(workload, PAPER_7B, size)
+            rates[BEST] = hindsight.as_json()["hit_rate"]
             cells.append({"bytes": size, "rates": rates, "alpha": hindsight.alpha})
         result["traces"][name] = {"requests": len(workload), "cells": cells}
     return result
@@ -39,7 +39,7 @@ def run(traces: Path | None) -> dict[str, Any]:
 def tables(result: dict[str, Any]) -> dict[str, str]:
     rows = []
     for trace, entry in result["traces"].items():
-        for name in (_BEST, "auto"):
+        for name in (BEST, "auto"):
             gains = [_gain(cell["rates"], name, "SGLang+") for cell in entry["cells"]]
             shown = [change(gain) if gain else "-" for gain in gains]
             peak = max(range(len(gains)), key=lambda i: gains[i] or 0)
@@ -57,7 +57,7 @@ def plot(result: dict[str, Any], folder: Path) -> None:
     figure, axes = new_figure(len(result["traces"]), rows=2)
     shares = [100 * share for share in result["shares"]]
     for axis, (trace, entry) in zip(axes, result["traces"].items(), strict=True):
-        for name in ("LRU", "Marconi", _BEST, "utility", "auto"):
+        for name in ("LRU", "Marconi", BEST, "utility", "auto"):
             gains = [
                 100 * (cell["rates"][name] - cell["rates"]["SGLang+"]) for cell in entry["cells"]
             ]

@@ -7,8 +7,8 @@ from typing import Any
 
 from bench.pages import change, percent, table
 from bench.paper.plots import COLOURS, new_figure, save
-from bench.paper.setting import SAMPLES, SYSTEMS, Sample, costs_of, load_sample
-from bench.replays import Workload, best_alpha, infinite_bytes, measure
+from bench.paper.setting import BEST, SAMPLES, SYSTEMS, Sample, costs_of, load_sample
+from bench.replays import Workload, best_marconi, infinite_bytes, measure
 from sglang_hybrid.core.costs import ModelCosts
 
 RATIOS = {"1:2": (15, 30), "1:4": (9, 36), "1:8": (5, 40)}
@@ -19,7 +19,6 @@ STATE_DIMS = (16, 32, 64, 128)
 
 _SHARE = 0.3
 _SAMPLES = tuple(sample for sample in SAMPLES if sample.trace != "weka")
-_BEST = "Marconi, best alpha"
 _NAMES = ("vLLM+", "SGLang+", "LRU", "Marconi", "utility", "auto")
 
 
@@ -54,7 +53,7 @@ def _cells(
                 ).hit_rate
                 for name in _NAMES
             }
-            rates[_BEST] = best_alpha(workload, costs, "marconi", size).as_json()["hit_rate"]
+            rates[BEST] = best_marconi(workload, costs, size).as_json()["hit_rate"]
             cell[kind] = {"bytes": size, "rates": rates}
         cells.append(cell)
     return cells
@@ -71,11 +70,11 @@ def _table(result: dict[str, Any], which: str) -> str:
             for cell in entry[which]:
                 rates = cell[kind]["rates"]
                 row = [trace, kind, cell["model"]]
-                row += [percent(rates[name]) for name in ("vLLM+", "SGLang+", "LRU", _BEST)]
+                row += [percent(rates[name]) for name in ("vLLM+", "SGLang+", "LRU", BEST)]
                 for theirs in ("vLLM+", "SGLang+", "LRU"):
                     row.append(_gain(rates, theirs))
                 rows.append(row)
-    header = ["trace", "budget", "model", "vLLM+", "SGLang+", "LRU", _BEST]
+    header = ["trace", "budget", "model", "vLLM+", "SGLang+", "LRU", BEST]
     header += ["gain over vLLM+", "over SGLang+", "over LRU"]
     return table(header, rows)
 
@@ -83,7 +82,7 @@ def _table(result: dict[str, Any], which: str) -> str:
 def _gain(rates: dict[str, float], theirs: str) -> str:
     if rates[theirs] <= 0:
         return "-"
-    ratio = rates[_BEST] / rates[theirs]
+    ratio = rates[BEST] / rates[theirs]
     return f"{ratio:.1f}x" if ratio >= 3 else change(ratio)
 
 
@@ -95,10 +94,10 @@ def plot(result: dict[str, Any], folder: Path) -> None:
         ):
             for kind, style in (("same share", "-"), ("same bytes", ":")):
                 cells = [cell[kind]["rates"] for cell in entry[which]]
-                gains = [100 * (rates[_BEST] / rates["SGLang+"] - 1) for rates in cells]
+                gains = [100 * (rates[BEST] / rates["SGLang+"] - 1) for rates in cells]
                 names = [cell["model"] for cell in entry[which]]
                 axis.plot(names, gains, style, marker="o", color=colour, label=f"{trace}, {kind}")
-        axis.set(ylabel="gain of Marconi (best alpha) over SGLang+, %")
+        axis.set(ylabel="gain of Marconi (in hindsight) over SGLang+, %")
     axes[0].set(title="attention : SSM layers")
     axes[1].set(title="state dimension")
     save(figure, axes, folder / "paper-models.png", columns=3)

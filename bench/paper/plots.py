@@ -16,7 +16,7 @@ COLOURS = {
     "SGLang+": "#7b2d8b",
     "LRU": "#8a5a44",
     "Marconi": "#e07a1f",
-    "Marconi, best alpha": "#f2b134",
+    "Marconi, in hindsight": "#f2b134",
     "utility": "#2a9d8f",
     "auto": "#2a6f97",
     "offline": "#444444",

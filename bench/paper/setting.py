@@ -26,13 +26,16 @@ SYSTEMS = {
     "vLLM+, leaves only": System("sglang+", "block"),
     "SGLang+": System("sglang+", "marconi"),
     "LRU": System("lru", "marconi"),
-    "Marconi": System("marconi:alpha=tuned", "marconi"),
+    "Marconi": System("marconi:alpha=tuned:bucket_width=0", "marconi"),
     "utility": System("utility", "marconi"),
     "auto": System("auto", "ghost"),
     "offline": System("offline", "marconi"),
 }
 """Per-block checkpoints twice: with LRU over all states, which may go before their KV (the
 stronger baseline), and with whole blocks going from the tail on, as vLLM frees them."""
+
+BEST = "Marconi, in hindsight"
+"""With the best alpha and form of recency for each cell: what its tuner could reach at most."""
 
 
 class Sample(NamedTuple):
