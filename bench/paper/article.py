@@ -141,25 +141,22 @@ def _cell(summary: dict[str, list[float]]) -> str:
 
 
 def plot(result: dict[str, Any], folder: Path) -> None:
+    """Relative to alpha = 0: the levels depend on details that the article does not tell."""
     figure, axes = new_figure(2)
     for axis, (name, trace) in zip(axes, result["traces"].items(), strict=True):
-        for (recency, curve), colour in zip(
-            trace["curves"].items(), ("#2a6f97", "#e07a1f"), strict=True
-        ):
-            rates = [[100 * rate for rate in point["hit_rate"]] for point in curve]
-            middle = [statistics.mean(values) for values in rates]
-            axis.plot(ALPHAS, middle, color=colour, label=f"Marconi, {recency} recency")
-            low, high = [min(v) for v in rates], [max(v) for v in rates]
-            axis.fill_between(ALPHAS, low, high, color=colour, alpha=0.15)
+        base = statistics.mean(trace["curves"]["linear"][0]["hit_rate"])
+        for recency, colour in (("linear", "#2a6f97"), ("hyperbolic", "#e07a1f")):
+            rates = [point["hit_rate"] for point in trace["curves"][recency]]
+            middle = [statistics.mean(values) / base for values in rates]
+            axis.plot(result["alphas"], middle, color=colour, label=f"Marconi, {recency} recency")
+            low, high = ([pick(v) / base for v in rates] for pick in (min, max))
+            axis.fill_between(result["alphas"], low, high, color=colour, alpha=0.15)
         for label, style in (("`utility`", ":"), ("`auto`", "--")):
-            mean = 100 * statistics.mean(trace["strategies"][label]["hit_rate"])
-            axis.axhline(mean, color="#444444", linestyle=style, label=label.strip("`"))
+            mean = statistics.mean(trace["strategies"][label]["hit_rate"])
+            axis.axhline(mean / base, color="#444444", linestyle=style, label=label.strip("`"))
         published = PUBLISHED[name]
-        axis.plot(
-            list(published),
-            [100 * rate for rate, _ in published.values()],
-            "kx",
-            label="the article",
-        )
-        axis.set(title=f"trace {name}", xlabel="alpha", xlim=(0, 8), ylabel="token hit rate, %")
+        ratios = [rate / published[0.0][0] for rate, _ in published.values()]
+        axis.plot(list(published), ratios, "kx", label="the article")
+        axis.set(title=f"trace {name}, 6 GiB", xlabel="alpha", xlim=(-0.1, 8))
+        axis.set(ylabel="token hit rate over that of alpha = 0")
     save(figure, axes, folder / "paper-article.png", columns=5)

@@ -124,4 +124,4 @@ def plot(result: dict[str, Any], folder: Path) -> None:
             axis.plot(shares, rates, marker="o", markersize=3, color=colour, label=name)
         axis.set(title=trace, xlabel="budget, % of the cache without limit")
         axis.set(ylabel="token hit rate, %", ylim=(0, None))
-    save(figure, axes, folder / "paper-comparison.png", columns=len(COLOURS))
+    save(figure, axes, folder / "paper-comparison.png", columns=5)
