@@ -17,7 +17,7 @@ RATIOS = {"1:2": (15, 30), "1:4": (9, 36), "1:8": (5, 40)}
 STATE_DIMS = (16, 32, 64, 128)
 """With 4 attention and 24 SSM layers."""
 
-_SHARE = 0.3
+_SHARE = 0.1
 _SAMPLES = tuple(sample for sample in SAMPLES if sample.trace != "weka")
 _NAMES = ("vLLM+", "SGLang+", "LRU", "Marconi", "utility", "auto")
 
