@@ -64,5 +64,5 @@ def plot(result: dict[str, Any], folder: Path) -> None:
             axis.plot(shares, gains, marker="o", markersize=3, color=COLOURS[name], label=name)
         axis.axhline(0, color=COLOURS["SGLang+"], linewidth=1, label="SGLang+")
         axis.set(title=trace, xlabel="budget, % of the cache without limit")
-        axis.set(ylabel="points of token hit rate")
+        axis.set(xscale="log", ylabel="points of token hit rate over SGLang+")
     save(figure, axes, folder / "paper-contention.png", columns=6)
