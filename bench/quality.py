@@ -27,6 +27,7 @@ from bench.replays import (
     infinite_bytes,
     load_workload,
     measure,
+    missing_traces,
     trace_path,
 )
 from sglang_hybrid.core.presets import load_model
@@ -118,6 +119,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--page", type=Path, help="Markdown page to fill")
     args = parser.parse_args()
+    if missing := missing_traces(args.traces):
+        parser.error(f"--traces {args.traces}: lacks {', '.join(missing)} (.jsonl.gz)")
     try:
         parse_admission(args.admission)
         for policy in args.policies:

@@ -72,6 +72,11 @@ def trace_path(folder: Path, name: str) -> Path:
     return folder / f"{name}.jsonl.gz"
 
 
+def missing_traces(folder: Path) -> list[str]:
+    """Names of the stored traces that ``folder`` lacks."""
+    return [name for name in TRACES if not trace_path(folder, name).exists()]
+
+
 def load_workload(
     source: str | Path, limit: int | None = None, arrival: str | None = None, gap: str | None = None
 ) -> Workload:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bench.pages import fill
 from bench.paper import arrivals, article, blocks, comparison, contention, models
+from bench.replays import missing_traces
 
 SECTIONS = {
     "article": article,
@@ -58,8 +59,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="holds paper.md")
     parser.add_argument("--only", choices=SECTIONS)
     args = parser.parse_args()
-    if args.traces is not None and not args.traces.is_dir():
-        parser.error(f"--traces {args.traces}: no such folder")
+    if args.traces is not None and (missing := missing_traces(args.traces)):
+        parser.error(f"--traces {args.traces}: lacks {', '.join(missing)} (.jsonl.gz)")
     return args
 
 

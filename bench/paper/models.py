@@ -97,7 +97,7 @@ def plot(result: dict[str, Any], folder: Path) -> None:
                 gains = [100 * (rates[BEST] / rates["SGLang+"] - 1) for rates in cells]
                 names = [cell["model"] for cell in entry[which]]
                 axis.plot(names, gains, style, marker="o", color=colour, label=f"{trace}, {kind}")
-        axis.set(ylabel="gain of Marconi (in hindsight) over SGLang+, %")
+        axis.set(ylabel="gain over SGLang+, %")
     axes[0].set(title="attention : SSM layers")
     axes[1].set(title="state dimension")
     save(figure, axes, folder / "paper-models.png", columns=3)

@@ -14,6 +14,7 @@ PAGES = [
     "docs/operations.md",
     "docs/benchmarks.md",
     "docs/traces.md",
+    "docs/paper.md",
 ]
 
 
