@@ -5,6 +5,9 @@ CACHE ?= hybrid-marconi
 CONFIG ?=
 ARGS ?=
 
+# Of `make paper`
+TRACES ?=
+
 # Where and with what the environment is built
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,7 +19,7 @@ SMALL_MODEL := .model
 SMALL_MODEL_ARGS := --max-total-tokens 262144 --max-mamba-cache-size 256
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint bench clean
+.PHONY: help install serve test lint bench paper clean
 
 help:
 	@echo 'make serve     run a server in the foreground: PORT, MODEL (default: a small model made'
@@ -26,6 +29,7 @@ help:
 	@echo 'make test      run the tests'
 	@echo 'make lint      check style and types'
 	@echo 'make bench     run the benchmarks'
+	@echo 'make paper     rerun the experiments of the paper: TRACES (folder of stored traces)'
 	@echo 'make clean     remove what was generated, except the environment'
 
 install: $(STAMP)
@@ -66,6 +70,9 @@ lint: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m pytest bench $(ARGS)
+
+paper: $(STAMP)
+	$(BIN)/python -m bench.paper $(if $(TRACES),--traces '$(TRACES)') $(ARGS)
 
 clean:
 	rm -rf $(SMALL_MODEL) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache \

@@ -18,6 +18,8 @@ PAGES = [
     "docs/traces.md",
     "docs/replay.md",
     "docs/simulator.md",
+    "docs/paper.md",
+    "docs/policy-research.md",
 ]
 
 
