@@ -161,6 +161,19 @@ def _build(width, symbols, source, parents, keep, input_len, output_len):
     turn = np.zeros(requests, np.int8)
     parent[0] = -1
     count = 1
+    # What `_cut` works on.
+    tree = (
+        table,
+        keys_node,
+        keys_symbol,
+        parent,
+        depth,
+        origin,
+        first_seen,
+        children,
+        symbols,
+        width,
+    )
 
     for r in range(requests):
         total = input_len[r] + output_len[r]
@@ -201,38 +214,10 @@ def _build(width, symbols, source, parents, keep, input_len, output_len):
             if at == depth[edge]:
                 node, edge = edge, -1
                 continue
-            count = _cut(
-                table,
-                keys_node,
-                keys_symbol,
-                parent,
-                depth,
-                origin,
-                first_seen,
-                children,
-                symbols,
-                width,
-                edge,
-                at,
-                count,
-            )
+            count = _cut(tree, edge, at, count)
             node, edge = count - 1, -1
         if edge >= 0:  # the sequence ends inside an edge that its parent led to
-            count = _cut(
-                table,
-                keys_node,
-                keys_symbol,
-                parent,
-                depth,
-                origin,
-                first_seen,
-                children,
-                symbols,
-                width,
-                edge,
-                total,
-                count,
-            )
+            count = _cut(tree, edge, total, count)
             node = count - 1
         end_node[r] = node
         edge = -1
@@ -240,21 +225,7 @@ def _build(width, symbols, source, parents, keep, input_len, output_len):
             edge = node
             node = parent[node]
         if depth[node] < input_len[r]:
-            count = _cut(
-                table,
-                keys_node,
-                keys_symbol,
-                parent,
-                depth,
-                origin,
-                first_seen,
-                children,
-                symbols,
-                width,
-                edge,
-                input_len[r],
-                count,
-            )
+            count = _cut(tree, edge, input_len[r], count)
             node = count - 1
         prompt_node[r] = node
         while node > 0 and turn[r] < 2:
@@ -273,22 +244,11 @@ def _build(width, symbols, source, parents, keep, input_len, output_len):
 
 
 @compiled
-def _cut(
-    table,
-    keys_node,
-    keys_symbol,
-    parent,
-    depth,
-    origin,
-    first_seen,
-    children,
-    symbols,
-    width,
-    edge,
-    at,
-    count,
-):
+def _cut(tree, edge, at, count):
     """Cut the edge that leads to node ``edge`` at depth ``at``; the new node is ``count``."""
+    table, keys_node, keys_symbol, parent, depth, origin, first_seen, children, symbols, width = (
+        tree
+    )
     above = parent[edge]
     i = _slot(table, keys_node, keys_symbol, above, symbols[origin[edge] + depth[above] // width])
     table[i] = count
