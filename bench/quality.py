@@ -114,7 +114,9 @@ def _arguments() -> argparse.Namespace:
         default=["auto"],
         help="the first one stands beside the figures of `auto`",
     )
-    parser.add_argument("--admission", default="shipped", help="that of --policies and of the bound")
+    parser.add_argument(
+        "--admission", default="shipped", help="that of --policies and of the bound"
+    )
     parser.add_argument("--only", choices=TRACES, help="one trace")
     parser.add_argument("--json", type=Path, help="file for all figures")
     parser.add_argument("--page", type=Path, help="Markdown page to fill")
