@@ -16,6 +16,8 @@ from sglang_hybrid.cli import replay_tables as tables
 from sglang_hybrid.cli.replay_arguments import Choices, add_arguments
 from sglang_hybrid.core.presets import Model, load_model
 from sglang_hybrid.sim.cells import Cell, CellError
+from sglang_hybrid.sim.engine.run import run_serial
+from sglang_hybrid.sim.jit import is_cached
 from sglang_hybrid.sim.parallel import run_cells
 from sglang_hybrid.sim.recommend import Recommendation, recommend_for
 from sglang_hybrid.sim.results import ReplayResult, Row
@@ -52,6 +54,8 @@ def _replay(args: argparse.Namespace, chosen: Choices, console: Console) -> int:
     model = _model(args, chosen)
     report = TraceReport()
     trace = load_trace(chosen.path, report=report, **chosen.trace_options)
+    if not is_cached(run_serial):
+        print("compiling the simulator, once: this takes about a minute", file=sys.stderr)
     load = Workload.of(trace, model, prefill_time=args.prefill_time, concurrent=chosen.concurrency)
     grid = Grid(load, chosen.admissions)
     cells = _cells(args, chosen, grid)

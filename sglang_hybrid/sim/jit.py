@@ -43,6 +43,12 @@ def compiled(function: F) -> F:
     return _compile(function)
 
 
+def is_cached(function: Callable[..., Any]) -> bool:
+    """Whether compiled code of ``function`` is there from an earlier process."""
+    dispatcher: Any = function
+    return bool(dispatcher._cache._cache_file._load_index())
+
+
 def internal(function: F) -> F:
     """``function``, compiled for compiled callers only.
 
