@@ -128,4 +128,3 @@ def test_every_rank_would_decide_alike():
 def test_wrong_strategies_are_refused(text, message):
     with pytest.raises(ValueError, match=message):
         parse_strategy(text)
-/root/.pyenv/libexec/pyenv-hooks: line 24: enable: cannot open shared object /root/.pyenv/libexec/pyenv-realpath.dylib: /root/.pyenv/libexec/pyenv-realpath.dylib: cannot open shared object file: No such file or directory
