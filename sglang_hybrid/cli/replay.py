@@ -114,7 +114,7 @@ def _largest(grid: Grid, sizes: Sequence[BudgetSize]) -> BudgetSize:
 def _write(
     args: argparse.Namespace, trace: Trace, rows: Sequence[Row], advice: Recommendation | None
 ) -> None:
-    """All files, each at once or not at all."""
+    """All files, each at once or not at all (pipes and devices apart)."""
     files: list[tuple[Path, bytes]] = []
     if args.json is not None:
         objects = [row.to_dict() for row in rows]
@@ -128,6 +128,10 @@ def _write(
     if args.hits is not None:
         files.append((args.hits, _hit_lines(cast(ReplayResult, rows[0]), trace)))
     for path, content in files:
+        path = path.resolve()  # what a link points to is written, the link stays
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)  # a pipe or a device
+            continue
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
             part.write_bytes(content)

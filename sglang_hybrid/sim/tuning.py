@@ -25,16 +25,38 @@ ALPHAS = (0.0, *(round(0.1 * i, 1) for i in range(1, 11)), 1.25, 1.5, 2, 2.5, 3,
 """The grid of the bootstrap tuner: 21 values."""
 
 
+ASKED = "asked"
+"""Stands for the replay's admission without states that nobody asked for."""
+
+
 @dataclass(frozen=True)
 class Arm:
-    """What `auto` can choose: a policy, and an admission if not that of the replay."""
+    """What `auto` can choose: a policy, and how states are admitted.
+
+    Attributes:
+        policy: orders the victims.
+        admission: None: that of the replay; `ASKED`: that without first victims.
+    """
 
     policy: PolicySpec
-    admission: Admission | None = None
+    admission: Admission | str | None = None
 
     @property
     def name(self) -> str:
-        return self.policy.name + (f"+{self.admission.name}" if self.admission else "")
+        if self.admission is None:
+            return self.policy.name
+        of = self.admission if isinstance(self.admission, str) else self.admission.name
+        return f"{self.policy.name}+{of}"
+
+    def admits(self, base: Admission) -> Admission:
+        """The arm's admission in a replay whose admission is ``base``."""
+        if self.admission is None:
+            return base
+        if isinstance(self.admission, Admission):
+            return self.admission
+        if not base.first_victims:
+            return base
+        return replace(base, prompt_end=0, chunk_tokens=0, first_victims=False)
 
 
 @dataclass(frozen=True)
@@ -95,19 +117,18 @@ class Replayed:
 
 
 def default_arms() -> tuple[Arm, ...]:
-    """The arms of `auto`: two policies, with the replay's admission and with `ghost`.
+    """The arms of `auto`: two policies, with and without first victims.
 
-    That is, with and without prompt and chunk ends where the admission takes them.
+    So it never takes a state that the replay's admission would not take.
     """
     policies = [parse_policy(name) for name in ("utility", "density")]
-    admissions = (None, parse_admission("ghost"))
-    return tuple(Arm(policy, own) for own in admissions for policy in policies)
+    return tuple(Arm(policy, own) for own in (None, ASKED) for policy in policies)
 
 
 def parse_strategy(text: str) -> Strategy:
     """A policy (`utility:alpha=0.5`), `marconi:alpha=tuned`, or `auto[:ARM/ARM...]`.
 
-    An arm is a policy, or POLICY+ADMISSION.
+    An arm is a policy, POLICY+ADMISSION, or POLICY+asked (without first victims).
 
     Raises:
         ValueError: names the value and what is allowed.
@@ -134,7 +155,9 @@ def parse_strategy(text: str) -> Strategy:
 
 def _arm(text: str) -> Arm:
     policy, _, admission = text.partition("+")
-    return Arm(parse_policy(policy), parse_admission(admission) if admission else None)
+    if admission in ("", ASKED):
+        return Arm(parse_policy(policy), admission or None)
+    return Arm(parse_policy(policy), parse_admission(admission))
 
 
 def _window(text: str, value: str) -> int:
@@ -237,12 +260,13 @@ def _run_auto(
     serial: Callable[[PolicySpec, Admission], SerialReplay],
     requests: int,
 ) -> Replayed:
-    admissions = [arm.admission or admission for arm in auto.arms]
-    shadows = [serial(arm.policy, own) for arm, own in zip(auto.arms, admissions, strict=True)]
+    arms = _different(auto.arms, admission)
+    admissions = [arm.admits(admission) for arm in arms]
+    shadows = [serial(arm.policy, own) for arm, own in zip(arms, admissions, strict=True)]
     scores = np.zeros(len(shadows))
     in_force = 0
-    replay = build(auto.arms[0].policy, admissions[0])
-    switches = [Switch(0, auto.arms[0].name, auto.arms[0].policy.alpha)]
+    replay = build(arms[0].policy, admissions[0])
+    switches = [Switch(0, arms[0].name, arms[0].policy.alpha)]
     for start in range(0, requests, auto.period):
         stop = min(requests, start + auto.period)
         replay.advance(stop)
@@ -254,7 +278,7 @@ def _run_auto(
         if scores[best] <= scores[in_force] * (1 + auto.margin) or stop == requests:
             continue
         in_force = best
-        arm = auto.arms[best]
+        arm = arms[best]
         if arm.policy.kind == "density":
             # What the shadow has learned while it was not in force.
             for mine, learned in zip(replay.cache.table, shadows[best].cache.table, strict=True):
@@ -262,3 +286,15 @@ def _run_auto(
         switch(replay.cache, arm.policy, admissions[best])
         switches.append(Switch(stop, arm.name, arm.policy.alpha))
     return Replayed(replay, tuple(switches))
+
+
+def _different(arms: Sequence[Arm], admission: Admission) -> list[Arm]:
+    """The arms that are not the same as an earlier one under ``admission``."""
+    seen = set()
+    kept = []
+    for arm in arms:
+        rules = arm.policy, arm.admits(admission)
+        if rules not in seen:
+            seen.add(rules)
+            kept.append(arm)
+    return kept

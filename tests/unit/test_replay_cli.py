@@ -1,8 +1,10 @@
 """`hybrid-marconi replay`."""
 
 import json
+import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -58,6 +60,24 @@ def test_table_has_the_figures(replay):
     assert "1.00 GiB" in row
     assert "Every token outside the shared prefixes occurs once" in out
     assert "alpha 0.5" in out
+
+
+def test_links_and_pipes_are_written_to_not_replaced(replay, tmp_path):
+    target, link, pipe = tmp_path / "target", tmp_path / "link", tmp_path / "pipe"
+    target.write_text("old")
+    link.symlink_to(target)
+    os.mkfifo(pipe)
+    read = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    options = ["--budget", "1GiB", "--policy", "lru", "--json", str(link), "--hits", str(pipe)]
+    assert replay(*options)[0] == 0
+    reader.join(timeout=60)
+    assert link.is_symlink()
+    assert json.loads(target.read_text())[0]["policy"] == "lru"
+    assert pipe.is_fifo()
+    assert read[0].count("hit") == 96
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe", "target"]
 
 
 def test_details(replay):

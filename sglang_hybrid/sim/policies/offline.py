@@ -1,8 +1,8 @@
 """A greedy policy that knows the future.
 
 FLOPs saved per byte freed and request waited until the next use (as the cache stands);
-what is never used again goes first. Not optimal, but no online policy is told as much:
-the reference for how much is left to gain. After Belady, "A study of replacement
+what is never used again goes first. Told more than any online policy, but greedy, and
+its future is that of the cache as it stands: a yardstick, not a bound. After Belady, "A study of replacement
 algorithms for a virtual-storage computer", IBM Systems Journal 1966.
 """
 
