@@ -57,7 +57,11 @@ def run(args: argparse.Namespace) -> int:
         report = _report(model, args)
         if args.json:
             args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        reason = f"{error.strerror}; check the path and who may use it"
+        print(f"hybrid-marconi cost: --json {args.json}: {reason}", file=sys.stderr)
+        return 2
+    except ValueError as error:
         print(f"hybrid-marconi cost: {error}", file=sys.stderr)
         return 2
     _print_report(console, report)

@@ -29,6 +29,31 @@ STATE, ATTENTION = "linear_attention", "full_attention"
 _LAYER_TYPES = {"mamba": STATE, "attention": ATTENTION}
 
 
+_NEEDED = ("hidden_size", "_heads")
+_SIZES = (*_NEEDED, "_size", "_dim", "_layers", "_rank", "_kernel", "_groups", "_experts", "_state")
+
+
+def check_sizes(config: Any, name: str) -> None:
+    """Refuse sizes that no model can have, before anything is computed from them.
+
+    Raises:
+        ValueError: names the model, the field, its value and what is allowed.
+    """
+    for field, value in vars(config).items():
+        if not field.endswith(_SIZES):
+            continue
+        least = 1 if field.endswith(_NEEDED) else 0
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        fits = is_number and least <= value < 2**31 and value == int(value)
+        # A list has a value per layer; "auto" and null are left to the family's reader.
+        is_open = value is None or value == "auto" or isinstance(value, dict | list)
+        if not fits and (field == "hidden_size" or not is_open):
+            raise ValueError(
+                f"{name}: {field} = {value!r} is not allowed; allowed: an integer from {least} to "
+                f"{2**31 - 1}; correct it in the configuration"
+            )
+
+
 def layer_types(config: Any) -> list[str]:
     """Type of every layer in the names of transformers 5, whichever names are used."""
     types: Sequence[str] | None = getattr(config, "layer_types", None)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+from sglang_hybrid.core.config_fields import check_sizes
 from sglang_hybrid.core.costs import LayerCosts, ModelCosts
 from sglang_hybrid.core.model_layers import READERS, Dtypes, layers_of, read_config
 from sglang_hybrid.core.preset_configs import PRESETS
@@ -80,6 +81,7 @@ def load_model(
     )
     preset = PRESETS.get(name_or_path)
     config = SimpleNamespace(**preset.config) if preset else _read(name_or_path)
+    check_sizes(config, name_or_path)
     layers = _layers(config, dtypes, tp, name_or_path)
     notes = preset.notes if preset else ()
     if tp > 1:

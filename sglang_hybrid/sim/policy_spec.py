@@ -56,7 +56,7 @@ class PolicySpec:
             self._refuse("alpha", self.alpha, f"a number from 0 to {MAX_ALPHA:g}")
         if not 0 <= self.weight <= 1:
             self._refuse("weight", self.weight, "a number from 0 to 1")
-        if not 0 <= self.bucket_width < 1e6:
+        if not 0 <= self.bucket_width <= 1e6:
             self._refuse("bucket_width", self.bucket_width, "a number from 0 to 1e6")
         if not 0 <= self.threshold < 2**31:
             self._refuse("threshold", self.threshold, f"an integer from 0 to {2**31 - 1}")

@@ -247,9 +247,9 @@ def check_ratios(ratio: float | Sequence[float] | None) -> list[float | None]:
         return [None]
     ratios = [ratio] if isinstance(ratio, int | float) else list(ratio)
     for value in ratios:
-        if not 0 < value < float("inf"):
+        if not 1e-6 <= value <= 1e6:
             raise ValueError(
-                f"ratio {value!r} of state to KV bytes is not allowed; allowed: above 0; "
+                f"ratio {value!r} of state to KV bytes is not allowed; allowed: from 1e-6 to 1e6; "
                 "SGLang's default is 0.9"
             )
     return list(unique(ratios))

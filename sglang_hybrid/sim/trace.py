@@ -91,6 +91,10 @@ class Trace:
         )
 
 
+class NoRequestsError(ValueError):
+    """A trace without requests."""
+
+
 @dataclass
 class TraceBuilder:
     """Collects requests and makes a `Trace`.
@@ -215,10 +219,10 @@ class TraceBuilder:
         """The trace of all requests so far.
 
         Raises:
-            ValueError: there are none.
+            NoRequestsError: there are none.
         """
         if not self._own:
-            raise ValueError(f"trace {self.name!r} has no requests")
+            raise NoRequestsError(f"trace {self.name!r} has no requests")
         lengths = np.array([len(own) for own in self._own], dtype=np.int64)
         return Trace(
             self.name,

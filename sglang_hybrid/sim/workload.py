@@ -32,10 +32,10 @@ class Concurrency:
                 f"{self.max_running} concurrent requests are not allowed; allowed: an integer "
                 "from 1 to 1000000"
             )
-        if not 0 <= self.seconds_per_output_token < float("inf"):
+        if not 0 <= self.seconds_per_output_token <= 3600:
             raise ValueError(
                 f"{self.seconds_per_output_token!r} seconds per output token are not allowed; "
-                "allowed: a finite number >= 0"
+                "allowed: a number from 0 to 3600"
             )
 
 

@@ -72,6 +72,7 @@ def test_options_apply_to_generated_traces():
         ("gen:article-a?seed=1&seed=2", "'seed' is given twice"),
         ("gen:article-a?seed", "seed '' is not allowed"),
         ("gen:shared-prefix?groups=0", "groups 0 is not allowed; allowed: from 1"),
+        ("gen:shared-prefix?groups=1000000000", "too many; allowed: up to 268435456"),
     ],
 )
 def test_specifications_that_are_refused(spec, reason):

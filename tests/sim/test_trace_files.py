@@ -169,6 +169,18 @@ def test_what_is_no_trace_is_refused_with_what_was_seen(tmp_path, content, reaso
     assert "thing" in str(error.value) and "mooncake" in str(error.value)
 
 
+def test_a_byte_order_mark_is_no_problem(tmp_path):
+    path = write_lines(tmp_path, NATIVE)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert len(load_trace(path)) == len(NATIVE) - 1
+
+
+def test_a_trace_of_malformed_entries_says_what_is_wrong_with_them(tmp_path):
+    path = write_lines(tmp_path, [NATIVE[0], {**NATIVE[1], "parent": 7}])
+    with pytest.raises(TraceError, match=rf"1 of 2 entries .* {path.name}:2: parent 7"):
+        load_trace(path)
+
+
 def test_nothing_usable_in_a_known_format(tmp_path):
     path = write_lines(tmp_path, [{"id": "x", "messages": []}])
     with pytest.raises(ValueError, match="no requests"):

@@ -132,3 +132,34 @@ def test_arguments_that_cannot_be_parsed(arguments, capsys):
     with pytest.raises(SystemExit) as raised:
         main.main(["cost", *arguments])
     assert raised.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hidden_size", float("nan")),
+        ("hidden_size", "4096"),
+        ("hidden_size", None),
+        ("hidden_size", [4096]),
+        ("hidden_size", 10**30),
+        ("num_attention_heads", 0),
+        ("head_dim", -128),
+        ("mamba_d_state", 1.5),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused_by_name(field, value, tmp_path, capsys):
+    config = {**PRESETS["granite-4.0-h-tiny"].config, field: value}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    status, out, err = cost(capsys, "--model", str(file))
+    assert (status, out) == (2, "")
+    assert f"{field} = {json.loads(json.dumps(value))!r} is not allowed; allowed: an integer" in err
+    assert err.count("\n") == 1
+
+
+def test_a_json_file_that_cannot_be_written(tmp_path, capsys):
+    status, _, err = cost(
+        capsys, "--model", "paper-7b", "--json", str(tmp_path / "none" / "out.json")
+    )
+    assert status == 2
+    assert "out.json: No such file or directory; check" in err

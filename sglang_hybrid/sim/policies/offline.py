@@ -2,8 +2,8 @@
 
 FLOPs saved per byte freed and request waited until the next use (as the cache stands);
 what is never used again goes first. Told more than any online policy, but greedy, and
-its future is that of the cache as it stands: a yardstick, not a bound. After Belady, "A study of replacement
-algorithms for a virtual-storage computer", IBM Systems Journal 1966.
+its future is that of the cache as it stands: a yardstick, not a bound. After Belady, "A
+study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 1966.
 """
 
 from __future__ import annotations

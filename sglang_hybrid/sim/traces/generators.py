@@ -22,6 +22,10 @@ LONG_TOKENS = (4096, 12288)
 SUFFIX_TOKENS, OUTPUT_TOKENS = (30, 120), (50, 150)
 
 
+MAX_GENERATED_TOKENS = 2**28
+"""More would not fit into the memory of a laptop."""
+
+
 def article_a(seed: int = 0) -> Trace:
     """Hot short prefixes, and 15 long ones that are used 20 times each."""
     return _article("article-a", lambda rng: np.full(15, 20), seed)
@@ -50,7 +54,7 @@ def shared_prefix(
         output: generated tokens.
 
     Raises:
-        ValueError: a number that is too small.
+        ValueError: a number that is too small, or too many tokens in all.
     """
     least = {"groups": 1, "prompts": 1, "system": 1, "question": 0, "output": 0}
     given = {"groups": groups, "prompts": prompts, "system": system}
@@ -58,6 +62,12 @@ def shared_prefix(
     for name, value in given.items():
         if value < least[name]:
             raise ValueError(f"{name} {value} is not allowed; allowed: from {least[name]}")
+    total = groups * prompts * (system + question + output)
+    if total > MAX_GENERATED_TOKENS:
+        raise ValueError(
+            f"{groups} groups of {prompts} prompts make {total} tokens, too many; allowed: "
+            f"up to {MAX_GENERATED_TOKENS}; use fewer or shorter prompts"
+        )
     rng = np.random.default_rng(seed)
     maker = _Maker("shared-prefix")
     lengths = np.full(groups, system)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sglang_hybrid.sim.trace import Trace
+from sglang_hybrid.sim.trace import NoRequestsError, Trace
 from sglang_hybrid.sim.traces.arrivals import ARRIVALS, GAPS, parse_timing, schedule
 from sglang_hybrid.sim.traces.formats import AUTO, find_format
 from sglang_hybrid.sim.traces.generators import PREFIX, generate
@@ -85,7 +85,16 @@ def _read(
     known = find_format(source, format)
     if len(source.paths) > 1 and not known.text:
         raise TraceError(f"{len(source.paths)} files; a trace of this format is one file")
-    trace = known.read(source, options)
+    try:
+        trace = known.read(source, options)
+    except NoRequestsError as error:
+        problems = source.report.problems
+        if not problems:
+            raise
+        raise TraceError(
+            f"{error}: {len(problems)} of {source.report.entries} entries are malformed, the "
+            f"first being {problems[0]}; correct them, or name the format"
+        ) from None
     if known.cuts_sessions:
         trace = _cut(trace, options.max_input_tokens)
     arrival, gap = arrival or known.arrival, gap or known.gap

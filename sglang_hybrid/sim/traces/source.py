@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
@@ -202,6 +203,7 @@ def _values(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
             break
     if not first.strip():
         return
+    first = first.removeprefix(codecs.BOM_UTF8)  # as Windows likes to write it
     value = _parse(first)
     if isinstance(value, orjson.JSONDecodeError | list):
         # Not JSON Lines: one document over several lines, or a list of entries.
