@@ -49,7 +49,7 @@ class HybridMarconiCache(UnifiedRadixCache):
             first_victims.add(Kind.PROMPT_END)
         self.view = TreeView(
             costs,
-            make_policy(config.policy, config.effective_alpha),
+            make_policy(config.start_policy, config.effective_alpha),
             config.bucket_width,
             frozenset(first_victims),
         )
@@ -163,7 +163,7 @@ class HybridMarconiCache(UnifiedRadixCache):
     def status(self) -> dict:
         """Configuration and counters for ``/server_info``."""
         return {
-            "config": {**self.config.model_dump(), "alpha": self.config.effective_alpha},
+            "config": self.config.effective(),
             "checkpoint_grid": self.checkpoint_grid,
             "counters": self.counters.as_dict(),
         }

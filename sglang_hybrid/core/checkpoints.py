@@ -20,7 +20,8 @@ class Kind(IntEnum):
     BRANCH = 1
     PROMPT_END = 2
     CHUNK = 3
-    SYSTEM_END = 4  # taken by replays only
+    SYSTEM_END = 4
+    GHOST_FORK = 5  # a branch point whose KV has gone
 
 
 @dataclass(slots=True)
@@ -43,6 +44,9 @@ class Checkpoint:
     hits: int = 0
     is_first_victim: bool = False
 
+
+BRANCHES = (Kind.BRANCH, Kind.GHOST_FORK)
+"""Kinds at which sequences diverge."""
 
 ENDS = (Kind.DECODE_END, Kind.PROMPT_END)
 """Kinds that are superseded once their conversation has moved on to a later checkpoint."""
