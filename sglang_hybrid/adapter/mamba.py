@@ -77,7 +77,7 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
         """Copy-on-write of the matched state; without a slot the hit is given up."""
         if params.req is not None:
             kind = Kind.DECODE_END if self._only_continues(result) else Kind.BRANCH
-            self.cache.note_match(params.req, result, kind)
+            self.cache.note_match(params.req, result, params.key, kind)
         if (
             params.cow_mamba
             and not params.req.kv.holds_mamba
@@ -104,6 +104,7 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
 
     def _prepare_finished(self, req, insert_params, token_ids_len):
         """A finished request hands over the state it holds: no slot is needed."""
+        self.cache.on_finished(req, token_ids_len)
         depth = 0
         # With --strip-thinking-cache less is kept than was computed, and under
         # `no_buffer` there is only the state of all that was computed.
