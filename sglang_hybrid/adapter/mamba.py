@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.unified_cache.components import EvictLayer, MambaComponent
 from sglang.srt.runtime_context import mamba_track_grid
+from sglang.srt.utils.rank_consensus_checker import assert_same
 
 from sglang_hybrid.adapter.view_driven import ViewDriven
 from sglang_hybrid.core.checkpoints import Kind
@@ -206,7 +207,7 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
     def _admit(self, req, setting, depth):
         """A slot for a new checkpoint, or None if it is not worth one or none can be had."""
         counters, view = self.cache.counters, self.cache.view
-        if setting == "never":
+        if setting == "never" or (setting != "always" and not self.cache.takes_first_victims):
             return None
         evict = (
             setting == "always"
@@ -290,6 +291,7 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
         victim = self.cache.view.state_victim()
         if victim is None:
             return None
+        assert_same("hybrid-marconi evicts the state of node %d", victim.id)
         if victim in self.tree_core.evictable_device_leaves:
             return victim.id  # the whole leaf goes, its KV included
         # An interior state leaves a tombstone; no other component follows it.

@@ -8,9 +8,12 @@ its system message ends. A template for which that does not work is left alone.
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +50,34 @@ class SystemEnd:
         for offset, token in enumerate(self.delimiter[1:], 1):
             first = first[ids[first + offset] == token]
         return int(first[0]) + size if len(first) else None
+
+
+def of_tokenizer(tokenizer: Any, chat_template: str | None) -> SystemEnd | None:
+    """What surrounds the system message in the chats of a served model.
+
+    Args:
+        tokenizer: SGLang's, or None where the server has none.
+        chat_template: value of ``--chat-template``: a file, a name known to SGLang (whose
+            template is not the tokenizer's: not looked into), or None.
+    """
+    text = None
+    if chat_template is not None:
+        if not os.path.isfile(chat_template) or chat_template.endswith(".json"):
+            return None
+        text = Path(chat_template).read_text(encoding="utf-8")
+    if tokenizer is None or not (text or getattr(tokenizer, "chat_template", None)):
+        return None
+
+    def render(chat: list[dict[str, str]]) -> Sequence[int]:
+        ids: Sequence[int] = tokenizer.apply_chat_template(
+            chat, chat_template=text, tokenize=True, add_generation_prompt=True, return_dict=False
+        )
+        return ids
+
+    # No text of a message becomes one of these, unless it spells it out.
+    special = {*getattr(tokenizer, "all_special_ids", ())}
+    special.update(getattr(tokenizer, "added_tokens_decoder", ()))
+    return find_system_end(render, frozenset(special))
 
 
 def find_system_end(

@@ -19,6 +19,14 @@ Place = tuple[int, Kind]
 """Depth in tokens, and what the checkpoint there will be."""
 
 
+def chain_of(req: Req) -> PageChain:
+    """The chained page hashes of ``req``, as far as they were needed until now."""
+    chain = getattr(req, "hybrid_pages", None)
+    if chain is None:
+        chain = req.hybrid_pages = PageChain(namespace_of(req.extra_key))
+    return chain
+
+
 class WantedCheckpoints:
     """Plans the checkpoints inside a prompt, and remembers what planning needs.
 
@@ -83,10 +91,7 @@ class WantedCheckpoints:
 
         By default of its prompt, or of prompt and output once it was retracted.
         """
-        tokens = req.full_untruncated_fill_ids
-        chain = getattr(req, "hybrid_pages", None)
-        if chain is None:
-            chain = req.hybrid_pages = PageChain(namespace_of(req.extra_key))
+        tokens, chain = req.full_untruncated_fill_ids, chain_of(req)
         if length is None:
             length = len(tokens)
         elif length > len(tokens):
