@@ -36,9 +36,7 @@ class Recorder:
         if self.ring is not None:
             self.ring.clear()
 
-    def add(
-        self, req: Req, length: int, pages: Hashes, wanted: WantedCheckpoints
-    ) -> Window | None:
+    def add(self, req: Req, length: int, pages: Hashes, wanted: WantedCheckpoints) -> Window | None:
         """``req`` finished with ``length`` tokens; the window that it completes, if it does."""
         input_len = min(len(req.origin_input_ids), length)
         system_end = wanted.system_end_of(req)
