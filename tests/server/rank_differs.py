@@ -15,7 +15,7 @@ def _choose_wrongly(view):
     from sglang.srt.runtime_context import get_parallel
 
     node = _choose(view)
-    others = [key for key in view.states.keys() if node is not None and key != node.id]
+    others = view.states.keys() - {node.id} if node is not None else set()
     if get_parallel().tp_rank == 1 and others:
         return view.tree_core.node_by_id(min(others))
     return node
