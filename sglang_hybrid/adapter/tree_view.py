@@ -16,6 +16,7 @@ from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_hybrid.adapter.live_tree import LiveTree
 from sglang_hybrid.core.checkpoints import (
+    BRANCHES,
     KV_TIERS_OF_POLICY,
     SPREAD,
     STATE_TIERS_OF_POLICY,
@@ -177,7 +178,7 @@ class TreeView:
     def reclassify(self, node: UnifiedTreeNode, kind: Kind) -> None:
         """``node``'s checkpoint turned out to be of ``kind``, and is in use until now."""
         checkpoint = self.checkpoints[node.id]
-        if checkpoint.kind != Kind.BRANCH:
+        if checkpoint.kind not in BRANCHES:
             checkpoint.kind = kind
             checkpoint.is_first_victim = not checkpoint.hits and self._starts_as_first_victim(kind)
         checkpoint.last_use = self.clock
