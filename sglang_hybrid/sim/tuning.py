@@ -8,7 +8,7 @@ cache per arm with every request and puts the arm in force that saves most.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -260,7 +260,7 @@ def _run_auto(
     serial: Callable[[PolicySpec, Admission], SerialReplay],
     requests: int,
 ) -> Replayed:
-    arms = _different(auto.arms, admission)
+    arms = different_arms(auto.arms, admission)
     admissions = [arm.admits(admission) for arm in arms]
     shadows = [serial(arm.policy, own) for arm, own in zip(arms, admissions, strict=True)]
     scores = np.zeros(len(shadows))
@@ -288,7 +288,7 @@ def _run_auto(
     return Replayed(replay, tuple(switches))
 
 
-def _different(arms: Sequence[Arm], admission: Admission) -> list[Arm]:
+def different_arms(arms: Iterable[Arm], admission: Admission) -> list[Arm]:
     """The arms that are not the same as an earlier one under ``admission``."""
     seen = set()
     kept = []
