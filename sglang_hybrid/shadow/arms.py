@@ -1,0 +1,66 @@
+"""What the running server can choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from sglang_hybrid.sim.admission import Admission
+from sglang_hybrid.sim.policy_spec import parse_policy
+from sglang_hybrid.sim.tuning import ALPHAS, ASKED, Arm, different_arms
+
+AUTO_POLICIES = (
+    "utility:alpha=0.5",
+    "lru",
+    "utility:alpha=0.25",
+    "utility:alpha=1",
+    "marconi:alpha=0.1",
+    "marconi:alpha=0.5",
+    "marconi:alpha=2",
+    "density",
+)
+"""Policies of `auto`; the first one starts."""
+
+MARCONI_ALPHAS = (0, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8)
+"""Alphas of `marconi`; the first one starts, which is LRU."""
+
+
+def arms_for(policy: Literal["auto", "marconi"], admission: Admission) -> tuple[Arm, ...]:
+    """The arms of a server whose admission is ``admission``; the first one starts.
+
+    `auto` has each of its policies with that admission and with the same without states
+    that nobody asked for, where that is another. `marconi` has one policy with several
+    alphas.
+
+    Raises:
+        ValueError: another policy.
+    """
+    if policy == "auto":
+        arms = [Arm(parse_policy(name), own) for own in (None, ASKED) for name in AUTO_POLICIES]
+    elif policy == "marconi":
+        arms = marconi_arms(MARCONI_ALPHAS)
+    else:
+        raise ValueError(f"policy {policy!r} is not tuned; allowed: 'auto', 'marconi'")
+    return tuple(different_arms(arms, admission))
+
+
+def bootstrap_arms() -> tuple[Arm, ...]:
+    """The arms of the paper's tuner: its grid of alphas, from 0 (LRU) upwards."""
+    return tuple(marconi_arms(ALPHAS))
+
+
+def marconi_arms(alphas: Iterable[float]) -> list[Arm]:
+    """The paper's score, once per alpha."""
+    return [Arm(parse_policy(f"marconi:alpha={alpha:g}")) for alpha in alphas]
+
+
+def lru_index(arms: Sequence[Arm]) -> int:
+    """Index of the first arm that orders by recency alone.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for i, arm in enumerate(arms):
+        if arm.policy.kind == "lru" or (arm.policy.kind == "marconi" and arm.policy.alpha == 0):
+            return i
+    raise ValueError(f"no LRU among the arms {[arm.name for arm in arms]}")
