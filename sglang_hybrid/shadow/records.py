@@ -230,9 +230,13 @@ class WindowBuilder:
             ValueError: a record that cannot be.
         """
         numbers = np.array(self._numbers, np.int64).reshape(-1, 4)
+        input_len, output_len, system_len, hit = np.ascontiguousarray(numbers.T)
         return Window(
             self.first,
-            *np.ascontiguousarray(numbers.T),
+            input_len,
+            output_len,
+            system_len,
+            hit,
             np.array(self._namespaces, np.uint64),
             np.cumsum([0, *(len(own) for own in self._pages)], dtype=np.int64),
             np.concatenate([np.empty(0, np.uint64), *self._pages]),
