@@ -53,8 +53,7 @@ class Tuning:
         self._decider = _decider(cache.config, arms)
         self._predicted = self._realised = 0.0
         self._recent_predicted = self._recent_realised = 0.0
-        self._requests = 0
-        self._before_eviction: int | None = None
+        self._start_over()
         if client is not None:
             client.start()
 
@@ -84,12 +83,18 @@ class Tuning:
             )
         return cls(cache, arms, client)
 
+    def _start_over(self) -> None:
+        """The cache is empty."""
+        self._requests, self._before_eviction = 0, None
+        self._evicted_earlier = self._cache.counters.evicted_states
+
     # ---- on the rank that decides ----
 
     def count_request(self) -> None:
         """A request was recorded."""
         self._requests += 1
-        if self._before_eviction is None and self._cache.counters.evicted_states:
+        evicted = self._cache.counters.evicted_states > self._evicted_earlier
+        if evicted and self._before_eviction is None:
             self._before_eviction = self._requests - 1
 
     def record(self, window: Window) -> None:
@@ -160,7 +165,7 @@ class Tuning:
             self._apply(decision, decision.at)
         self._due = []
         self._decider.reset()
-        self._requests, self._before_eviction = 0, None
+        self._start_over()
         if self._client is not None:
             self._client.reset()
 
@@ -189,8 +194,16 @@ class Tuning:
             "predicted_flops": self._predicted,
             "realised_flops": self._realised,
             "agreement": agreement,
+            **self._record_size(),
             **({"process": "off"} if self._client is None else self._client.status()),
         }
+
+    def _record_size(self) -> dict[str, int]:
+        recorder = self._cache.recorder
+        ring = None if recorder is None else recorder.ring
+        if ring is None:
+            return {"record_requests": 0, "record_bytes": 0}
+        return {"record_requests": len(ring), "record_bytes": 48 * len(ring) + 8 * ring.num_pages}
 
 
 def _pools(cache: HybridMarconiCache) -> Budget:
