@@ -217,19 +217,28 @@ class WindowBuilder:
         Raises:
             ValueError: a record that cannot be; all of them are dropped.
         """
+        try:
+            return self.peek()
+        finally:
+            self.first += len(self)
+            self._numbers, self._namespaces, self._pages = [], [], []
+
+    def peek(self) -> Window:
+        """The window of all records so far, which goes on.
+
+        Raises:
+            ValueError: a record that cannot be.
+        """
         numbers = np.array(self._numbers, np.int64).reshape(-1, 4)
-        namespaces, pages, first = self._namespaces, self._pages, self.first
-        self._numbers, self._namespaces, self._pages = [], [], []
-        self.first += len(numbers)
         input_len, output_len, system_len, hit = np.ascontiguousarray(numbers.T)
         return Window(
-            first,
+            self.first,
             input_len,
             output_len,
             system_len,
             hit,
-            np.array(namespaces, np.uint64),
-            np.cumsum([0, *(len(own) for own in pages)], dtype=np.int64),
-            np.concatenate([np.empty(0, np.uint64), *pages]),
+            np.array(self._namespaces, np.uint64),
+            np.cumsum([0, *(len(own) for own in self._pages)], dtype=np.int64),
+            np.concatenate([np.empty(0, np.uint64), *self._pages]),
             self.page,
         )
