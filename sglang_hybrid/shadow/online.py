@@ -137,19 +137,15 @@ def trace_of(window: Window) -> Trace:
     the namespace. What lies beyond a request's pages occurs once.
     """
     requests = len(window)
-    counts = np.diff(window.offsets)
     symbols_of = -(-(window.input_len + window.output_len) // window.page)
     offsets = np.concatenate(([0], np.cumsum(symbols_of)))
-    known = np.arange(len(window.pages)) + np.repeat(offsets[:-1] - window.offsets[:-1], counts)
-    symbols = np.empty(offsets[-1], np.uint64)
-    symbols[known] = window.pages
+    pages_of = np.diff(window.offsets)
+    missing = symbols_of - pages_of
+    own = _mixed(np.arange(missing.sum(), dtype=np.uint64))
+    symbols = np.insert(window.pages, np.repeat(window.offsets[1:], missing), own)
     # The first page leads to all others, so it alone has to tell the namespaces apart.
-    starts = offsets[:-1][counts > 0]
-    symbols[starts] ^= _mixed(window.namespace[counts > 0])
-    is_own = np.ones(len(symbols), np.bool_)
-    is_own[known] = False
-    own = np.flatnonzero(is_own)
-    symbols[own] = _mixed(np.arange(len(own), dtype=np.uint64))
+    has_pages = pages_of > 0
+    symbols[offsets[:-1][has_pages]] ^= _mixed(window.namespace[has_pages])
     return Trace(
         "server",
         window.page,
