@@ -7,25 +7,13 @@ from typing import Literal
 
 from sglang_hybrid.sim.admission import Admission
 from sglang_hybrid.sim.policy_spec import parse_policy
-from sglang_hybrid.sim.tuning import ALPHAS, ASKED, Arm, different_arms
-
-AUTO_POLICIES = (
-    "utility:alpha=0.5",
-    "density",
-    "lru",
-    "utility:alpha=0.25",
-    "utility:alpha=1",
-    "marconi:alpha=0.1",
-    "marconi:alpha=0.5",
-    "marconi:alpha=2",
-)
-"""Policies of `auto`; the first one starts."""
+from sglang_hybrid.sim.tuning import ALPHAS, Arm, default_arms, different_arms
 
 MARCONI_ALPHAS = (0, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8)
 """Alphas of `marconi`; the first one starts, which is LRU."""
 
 
-def arms_for(policy: Literal["auto", "marconi"] | str, admission: Admission) -> tuple[Arm, ...]:
+def arms_for(policy: Literal["auto", "marconi"], admission: Admission) -> tuple[Arm, ...]:
     """The arms of a server whose admission is ``admission``; the first one starts.
 
     `auto` has each of its policies with that admission and with the same without states
@@ -36,11 +24,11 @@ def arms_for(policy: Literal["auto", "marconi"] | str, admission: Admission) -> 
         ValueError: another policy.
     """
     if policy == "auto":
-        arms = [Arm(parse_policy(name), own) for own in (None, ASKED) for name in AUTO_POLICIES]
+        arms = list(default_arms())
     elif policy == "marconi":
         arms = marconi_arms(MARCONI_ALPHAS)
     else:
-        raise ValueError(f"policy {policy!r} is not tuned; allowed: auto, marconi")
+        raise ValueError(f"policy {policy!r} is not tuned; allowed: 'auto', 'marconi'")
     return tuple(different_arms(arms, admission))
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_hybrid.core.hit_density import DensityTable
-from sglang_hybrid.core.pages import Hashes
+from sglang_hybrid.core.pages import mixed
 from sglang_hybrid.shadow.messages import Settings
 from sglang_hybrid.shadow.records import Window
 from sglang_hybrid.shadow.ring import Ring
@@ -141,11 +141,11 @@ def trace_of(window: Window) -> Trace:
     offsets = np.concatenate(([0], np.cumsum(symbols_of)))
     pages_of = np.diff(window.offsets)
     missing = symbols_of - pages_of
-    own = _mixed(np.arange(missing.sum(), dtype=np.uint64))
+    own = mixed(np.arange(missing.sum(), dtype=np.uint64))
     symbols = np.insert(window.pages, np.repeat(window.offsets[1:], missing), own)
     # The first page leads to all others, so it alone has to tell the namespaces apart.
     has_pages = pages_of > 0
-    symbols[offsets[:-1][has_pages]] ^= _mixed(window.namespace[has_pages])
+    symbols[offsets[:-1][has_pages]] ^= mixed(window.namespace[has_pages])
     return Trace(
         "server",
         window.page,
@@ -159,11 +159,3 @@ def trace_of(window: Window) -> Trace:
         session=np.full(requests, -1, np.int64),
         system_len=window.system_len,
     )
-
-
-def _mixed(values: Hashes) -> Hashes:
-    """A bijection of 64 bits: the finaliser of SplitMix64 (Steele, Lea and Flood, 2014)."""
-    z = values + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))

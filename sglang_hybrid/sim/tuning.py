@@ -116,12 +116,24 @@ class Replayed:
     switches: tuple[Switch, ...]
 
 
+_AUTO = (
+    "utility:alpha=0.5",
+    "density",
+    "lru",
+    "utility:alpha=0.25",
+    "utility:alpha=1",
+    "marconi:alpha=0.1",
+    "marconi:alpha=0.5",
+    "marconi:alpha=2",
+)
+
+
 def default_arms() -> tuple[Arm, ...]:
-    """The arms of `auto`: two policies, with and without first victims.
+    """The arms of `auto`: each policy with and without first victims.
 
     So it never takes a state that the replay's admission would not take.
     """
-    policies = [parse_policy(name) for name in ("utility", "density")]
+    policies = [parse_policy(name) for name in _AUTO]
     return tuple(Arm(policy, own) for own in (None, ASKED) for policy in policies)
 
 
