@@ -21,6 +21,9 @@ _ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "NUMBA_NUM_THREADS": "1", "OMP_NUM_T
 _LONGEST_REPORT = 2**26
 """Bytes; what announces more is no report."""
 
+_ENDING_SECONDS = 1.0
+"""For a process that has closed its end to end by itself."""
+
 _SHOWN_ERROR = 400
 """Bytes of the process's last words that are repeated."""
 
@@ -94,9 +97,12 @@ class Link:
                 process.kill()
             self._spawn("write", self._write, ours)
             reason = self._read(ours)
-            self._kill()
             self._outgoing.put(None)
-            status = process.wait()
+            try:
+                status = process.wait(_ENDING_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                status = process.wait()
         stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _SHOWN_ERROR))
         words = stderr.read().decode(errors="replace").strip().splitlines()
         last = f": {words[-1]}" if words else ""
