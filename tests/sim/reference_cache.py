@@ -11,7 +11,7 @@ from sglang_hybrid.sim.budget import Budget
 from sglang_hybrid.sim.policy_spec import PolicySpec
 
 from .reference_policies import Candidate, Density, pick
-from .reference_tree import Position, State, Token, Tree
+from .reference_tree import Position, Token, Tree
 
 
 @dataclass
