@@ -1,0 +1,57 @@
+"""Scheduler time spent in the cache's own steps; measured only, never decided upon."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from time import perf_counter_ns
+from typing import Any
+
+SECTIONS = ("match", "admit", "checkpoint", "evict", "report")
+"""Matches finalised, requests admitted, checkpoints placed, victims evicted, metrics written."""
+
+_MAX_PENDING = 1 << 16
+
+
+class SchedulerTimes:
+    """Durations of calls, by section, until they are drained.
+
+    A call inside another is charged to its own section only. SGLang's part of a step
+    that the cache extends is included.
+    """
+
+    def __init__(self) -> None:
+        # Bounded in case nobody drains: the oldest are then dropped.
+        self._pending: dict[str, deque[int]] = {
+            section: deque(maxlen=_MAX_PENDING) for section in SECTIONS
+        }
+        self._inner_ns = 0
+
+    def timed(self, function: Callable[..., Any], section: str) -> Callable[..., Any]:
+        """``function``, with its exclusive time added to ``section``."""
+        add = self._pending[section].append
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            outer, self._inner_ns = self._inner_ns, 0
+            start = perf_counter_ns()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                elapsed = perf_counter_ns() - start
+                add(elapsed - self._inner_ns)
+                self._inner_ns = outer + elapsed
+
+        return wrapper
+
+    def watch(self, owner: Any, methods: Iterable[str], section: str) -> None:
+        """Time methods of one object from now on; other objects of its class are not touched."""
+        for name in methods:
+            setattr(owner, name, self.timed(getattr(owner, name), section))
+
+    def drain(self) -> dict[str, list[float]]:
+        """Seconds of every call since the last time, by section."""
+        drained = {}
+        for section, pending in self._pending.items():
+            drained[section] = [nanoseconds * 1e-9 for nanoseconds in pending]
+            pending.clear()
+        return drained
