@@ -14,6 +14,7 @@ from sglang_hybrid.adapter.full import HybridFullComponent
 from sglang_hybrid.adapter.integrity import check_integrity
 from sglang_hybrid.adapter.mamba import HybridMambaComponent
 from sglang_hybrid.adapter.tree_view import TreeView
+from sglang_hybrid.adapter.wanted import WantedCheckpoints
 from sglang_hybrid.config import CacheConfig
 from sglang_hybrid.core.checkpoints import Kind
 from sglang_hybrid.core.costs import ModelCosts
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.base_prefix_cache import MatchResult
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
 
 COMPONENTS = {
     ComponentType.FULL: HybridFullComponent,
@@ -44,6 +46,7 @@ class HybridMarconiCache(UnifiedRadixCache):
         self.config = config
         self._locks_kv_only = False
         self.counters = Counters()
+        self.wanted = WantedCheckpoints(config)
         first_victims = {Kind.CHUNK}
         if config.prompt_end == "auto":
             first_victims.add(Kind.PROMPT_END)
@@ -65,6 +68,7 @@ class HybridMarconiCache(UnifiedRadixCache):
         super().reset()
         self.view.tree_core = self.tree_core
         self.view.clear()
+        self.wanted.clear()
 
     # ---- what the scheduler's prefill path tells ----
 
@@ -78,13 +82,18 @@ class HybridMarconiCache(UnifiedRadixCache):
         self.counters.requests += 1
         self.counters.prompt_tokens += req.hybrid_prefill_target
         self.counters.hit_tokens += req.prefix_len
+        self.wanted.observe_prompt(req)
+
+    def on_finished(self, req: Req, length: int) -> None:
+        """``req`` finished and ``length`` of its tokens enter the tree."""
+        self.wanted.observe_sequence(req, length)
 
     @staticmethod
     def prefill_target(req: Req) -> int:
         """Tokens at which ``req``'s prefill ends (prompt, or prompt + output after retraction)."""
         return getattr(req, "hybrid_prefill_target", len(req.origin_input_ids))
 
-    def note_match(self, req: Req, result: MatchResult, branch_kind: Kind) -> None:
+    def note_match(self, req: Req, result: MatchResult, key: RadixKey, branch_kind: Kind) -> None:
         """``req`` was matched, and may now hold a slot for the copy of its hit.
 
         ``result.mamba_branching_seqlen`` is the branch point as this match sees it;
@@ -93,16 +102,31 @@ class HybridMarconiCache(UnifiedRadixCache):
         and superseded when the conversation has moved on.
         """
         self._holders[id(req)] = req
-        req.hybrid_branch_kind = branch_kind
         has_branch = result.mamba_branching_seqlen is not None
-        req.hybrid_branch_depth = result.full_kv_hit_length if has_branch else None
+        branch = (result.full_kv_hit_length, branch_kind) if has_branch else None
+        self.wanted.plan(req, key, result.device_prefix_len, branch)
 
-    def plan_chunk(self, req: Req) -> int | None:
-        """Branch point that ``req``'s next chunk can reach, in tokens, or None."""
-        depth = req.hybrid_branch_depth
-        if depth is not None:
-            depth = self.components[ComponentType.MAMBA].reachable_depth(req.prefix_len, depth)
-        req.mamba_branching_seqlen = depth if depth and depth > req.prefix_len else None
+    def plan_chunk(self, req: Req, end: int | None = None) -> int | None:
+        """The wanted checkpoint that ``req``'s next chunk is to keep, in tokens, or None.
+
+        Under ``no_buffer`` the chunk can be cut at the first; otherwise the forward keeps
+        one state, and the deepest is worth most.
+
+        Args:
+            end: where the chunk ends, if that is known; later ones wait for later chunks.
+        """
+        start, component = req.prefix_len, self.components[ComponentType.MAMBA]
+        reachable = [
+            (component.reachable_depth(start, depth), kind)
+            for depth, kind in self.wanted.of(req)
+            if depth > start and (end is None or depth <= end)
+        ]
+        reachable = [place for place in reachable if place[0] > start]
+        if not reachable:
+            req.mamba_branching_seqlen = None
+            return None
+        place = reachable[-1] if self.enable_mamba_extra_buffer else reachable[0]
+        req.mamba_branching_seqlen, req.hybrid_branch_kind = place
         return req.mamba_branching_seqlen
 
     @property

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.unified_cache.components import EvictLayer, MambaComponent
 from sglang.srt.runtime_context import mamba_track_grid
+from sglang.srt.utils.rank_consensus_checker import assert_same
 
 from sglang_hybrid.adapter.view_driven import ViewDriven
 from sglang_hybrid.core.checkpoints import Kind
@@ -77,7 +78,7 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
         """Copy-on-write of the matched state; without a slot the hit is given up."""
         if params.req is not None:
             kind = Kind.DECODE_END if self._only_continues(result) else Kind.BRANCH
-            self.cache.note_match(params.req, result, kind)
+            self.cache.note_match(params.req, result, params.key, kind)
         if (
             params.cow_mamba
             and not params.req.kv.holds_mamba
@@ -104,6 +105,7 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
 
     def _prepare_finished(self, req, insert_params, token_ids_len):
         """A finished request hands over the state it holds: no slot is needed."""
+        self.cache.on_finished(req, token_ids_len)
         depth = 0
         # With --strip-thinking-cache less is kept than was computed, and under
         # `no_buffer` there is only the state of all that was computed.
@@ -205,7 +207,7 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
     def _admit(self, req, setting, depth):
         """A slot for a new checkpoint, or None if it is not worth one or none can be had."""
         counters, view = self.cache.counters, self.cache.view
-        if setting == "never":
+        if setting == "never" or (setting != "always" and not self.cache.takes_first_victims):
             return None
         evict = (
             setting == "always"
@@ -289,6 +291,7 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
         victim = self.cache.view.state_victim()
         if victim is None:
             return None
+        assert_same("hybrid-marconi evicts the state of node %d", victim.id)
         if victim in self.tree_core.evictable_device_leaves:
             return victim.id  # the whole leaf goes, its KV included
         # An interior state leaves a tombstone; no other component follows it.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_hybrid.core.checkpoints import (
+    BRANCHES,
     ENDS,
     SPREAD,
     Checkpoint,
@@ -147,7 +148,7 @@ class TreeView:
     def reclassify(self, node: UnifiedTreeNode, kind: Kind) -> None:
         """``node``'s checkpoint turned out to be of ``kind``, and is in use until now."""
         checkpoint = self.checkpoints[node.id]
-        if checkpoint.kind != Kind.BRANCH:
+        if checkpoint.kind not in BRANCHES:
             checkpoint.kind = kind
             checkpoint.is_first_victim = not checkpoint.hits and self._starts_as_first_victim(kind)
         checkpoint.last_use = self.clock

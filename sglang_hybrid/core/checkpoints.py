@@ -45,8 +45,8 @@ class Checkpoint:
     is_first_victim: bool = False
 
 
-BRANCHES = (Kind.BRANCH, Kind.GHOST_FORK)
-"""Kinds at which sequences diverge."""
+BRANCHES = (Kind.BRANCH, Kind.GHOST_FORK, Kind.SYSTEM_END)
+"""Kinds at which sequences diverge, or will."""
 
 ENDS = (Kind.DECODE_END, Kind.PROMPT_END)
 """Kinds that are superseded once their conversation has moved on to a later checkpoint."""

@@ -42,13 +42,14 @@ class PageChain:
     """Hashes of the full pages of one growing sequence.
 
     Args:
-        namespace: sequences of different namespaces share nothing.
+        namespace: sequences of different namespaces share nothing; see `namespace_of`.
     """
 
-    __slots__ = ("_namespace", "_sums", "hashes")
+    __slots__ = ("_salt", "_sums", "hashes", "namespace")
 
     def __init__(self, namespace: int = 0) -> None:
-        self._namespace = _mixed(np.array([namespace], np.uint64) ^ _FACTOR)
+        self.namespace = namespace
+        self._salt = _mixed(np.array([namespace], np.uint64) ^ _FACTOR)
         self._sums = np.empty(0, np.uint64)
         self.hashes: Hashes = np.empty(0, np.uint64)
 
@@ -75,5 +76,5 @@ class PageChain:
         # A sum of values that depend on their place: a prefix determines its hash, and a
         # longer one goes on from there.
         self._sums = np.concatenate((self._sums, np.cumsum(values, dtype=np.uint64)))
-        self.hashes = _mixed(self._sums ^ self._namespace)
+        self.hashes = _mixed(self._sums ^ self._salt)
         return self.hashes
