@@ -55,6 +55,14 @@ class Recorder:
             self.ring.append(window)
         return window
 
+    def window(self) -> Window | None:
+        """All records held, the window under way included; None if there are none."""
+        held = None if self.ring is None else self.ring.window()
+        if self.ring is None or not len(self._builder):
+            return held
+        rest = self._builder.peek()
+        return rest if held is None else Window.joined([held, rest])
+
     def to_jsonl(self, salt: bytes) -> str:
         """All records held, the window under way included, as `hybrid-marconi replay` reads them.
 

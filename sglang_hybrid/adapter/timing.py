@@ -25,6 +25,7 @@ class SchedulerTimes:
         self._pending: dict[str, deque[int]] = {
             section: deque(maxlen=_MAX_PENDING) for section in SECTIONS
         }
+        self._drained = {section: (0, 0.0) for section in SECTIONS}
         self._inner_ns = 0
 
     def timed(self, function: Callable[..., Any], section: str) -> Callable[..., Any]:
@@ -52,6 +53,19 @@ class SchedulerTimes:
         """Seconds of every call since the last time, by section."""
         drained = {}
         for section, pending in self._pending.items():
-            drained[section] = [nanoseconds * 1e-9 for nanoseconds in pending]
+            seconds = drained[section] = [nanoseconds * 1e-9 for nanoseconds in pending]
             pending.clear()
+            calls, total = self._drained[section]
+            self._drained[section] = calls + len(seconds), total + sum(seconds)
         return drained
+
+    def totals(self) -> dict[str, dict[str, float]]:
+        """Calls and seconds since start-up, by section."""
+        totals = {}
+        for section, pending in self._pending.items():
+            calls, seconds = self._drained[section]
+            totals[section] = {
+                "calls": calls + len(pending),
+                "seconds": seconds + sum(pending) * 1e-9,
+            }
+        return totals
