@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import operator
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from sglang_hybrid.adapter.binding import bind
 from sglang_hybrid.adapter.counters import Counters
 from sglang_hybrid.adapter.full import HybridFullComponent
 from sglang_hybrid.adapter.integrity import check_integrity
@@ -18,13 +19,17 @@ from sglang_hybrid.adapter.wanted import WantedCheckpoints
 from sglang_hybrid.config import CacheConfig
 from sglang_hybrid.core.checkpoints import Kind
 from sglang_hybrid.core.costs import ModelCosts
-from sglang_hybrid.core.policies import make_policy
+from sglang_hybrid.core.hit_density import DensityTable
+from sglang_hybrid.core.policies import Policy, make_policy
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.base_prefix_cache import MatchResult
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    from sglang_hybrid.adapter.recorder import Recorder
+    from sglang_hybrid.adapter.tuning import Tuning
 
 COMPONENTS = {
     ComponentType.FULL: HybridFullComponent,
@@ -47,14 +52,18 @@ class HybridMarconiCache(UnifiedRadixCache):
         self._locks_kv_only = False
         self.counters = Counters()
         self.wanted = WantedCheckpoints(config)
+        self.recorder: Recorder | None = None
+        self.tuning: Tuning | None = None
+        self.takes_first_victims = True
         first_victims = {Kind.CHUNK}
         if config.prompt_end == "auto":
             first_victims.add(Kind.PROMPT_END)
+        self._first_victims = frozenset(first_victims)
         self.view = TreeView(
             costs,
             make_policy(config.start_policy, config.effective_alpha),
             config.bucket_width,
-            frozenset(first_victims),
+            self._first_victims,
         )
         # Requests that may hold state slots; only `check_integrity` reads it.
         self._holders: weakref.WeakValueDictionary[int, Req] = weakref.WeakValueDictionary()
@@ -64,17 +73,27 @@ class HybridMarconiCache(UnifiedRadixCache):
         }
         super().__init__(params)
 
+    def bind(self, scheduler: Any) -> None:
+        """``scheduler``, which built this cache, is ready to receive requests."""
+        bind(self, scheduler)
+
     def reset(self) -> None:
         super().reset()
         self.view.tree_core = self.tree_core
         self.view.clear()
         self.wanted.clear()
+        if self.recorder is not None:
+            self.recorder.clear()
+        if self.tuning is not None:
+            self.tuning.reset()
 
     # ---- what the scheduler's prefill path tells ----
 
     def on_admitted(self, req: Req) -> None:
         """``req`` was admitted for prefill: one sighting, however often it was matched."""
         self.view.tick()
+        if self.tuning is not None:
+            self.tuning.advance(self.view.clock)
         self._holders[id(req)] = req
         req.hybrid_prefill_target = len(req.full_untruncated_fill_ids)
         if req.prefix_len > 0:
@@ -82,11 +101,31 @@ class HybridMarconiCache(UnifiedRadixCache):
         self.counters.requests += 1
         self.counters.prompt_tokens += req.hybrid_prefill_target
         self.counters.hit_tokens += req.prefix_len
+        if not hasattr(req, "hybrid_hit"):
+            req.hybrid_hit = req.prefix_len
         self.wanted.observe_prompt(req)
 
     def on_finished(self, req: Req, length: int) -> None:
         """``req`` finished and ``length`` of its tokens enter the tree."""
-        self.wanted.observe_sequence(req, length)
+        pages = self.wanted.pages_of(req, length)
+        self.wanted.observe_sequence(pages)
+        if self.recorder is None:
+            return
+        window = self.recorder.add(req, length, pages, self.wanted)
+        if window is not None and self.tuning is not None:
+            self.tuning.record(window)
+
+    def put_in_force(
+        self, policy: Policy, takes_first_victims: bool, table: DensityTable | None
+    ) -> None:
+        """Evict by ``policy`` from now on; what is resident stays.
+
+        Args:
+            takes_first_victims: whether states that admission does not ask for are kept.
+            table: hit densities to begin with, for the policy that needs them.
+        """
+        self.takes_first_victims = takes_first_victims
+        self.view.switch(policy, self._first_victims, table)
 
     @staticmethod
     def prefill_target(req: Req) -> int:
@@ -190,4 +229,5 @@ class HybridMarconiCache(UnifiedRadixCache):
             "config": self.config.effective(),
             "checkpoint_grid": self.checkpoint_grid,
             "counters": self.counters.as_dict(),
+            "tuning": None if self.tuning is None else self.tuning.status(),
         }

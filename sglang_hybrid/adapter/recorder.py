@@ -73,7 +73,7 @@ class Recorder:
         if self.ring is not None:
             self.ring.to_jsonl(file, salt)
             if len(self._builder):
-                rest = Ring(len(self._builder))
+                rest = Ring(len(self._builder))  # a single window may exceed the limit of pages
                 rest.append(self._builder.peek())
                 rest.to_jsonl(file, salt)
         return file.getvalue()

@@ -80,10 +80,10 @@ class WantedCheckpoints:
         if self.forks is not None:
             self.forks.observe(self.pages_of(req))
 
-    def observe_sequence(self, req: Req, length: int) -> None:
-        """``req`` finished with ``length`` tokens."""
+    def observe_sequence(self, pages: Hashes) -> None:
+        """A request finished, whose prompt and output have these pages."""
         if self.forks is not None:
-            self.forks.observe(self.pages_of(req, length))
+            self.forks.observe(pages)
 
     @staticmethod
     def pages_of(req: Req, length: int | None = None) -> Hashes:
