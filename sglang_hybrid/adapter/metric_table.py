@@ -35,6 +35,7 @@ class Snapshot:
         live: live checkpoints by kind.
         state_bytes: bytes of one checkpoint on this rank.
         short_hits: `ShortHits.as_dict`.
+        record: requests in the record of requests, and the bytes that it takes.
         tuning: status of the tuner; None while the policy is fixed.
     """
 
@@ -42,6 +43,7 @@ class Snapshot:
     live: Mapping[str, int]
     state_bytes: int
     short_hits: Mapping[str, Mapping[str, int]]
+    record: tuple[int, int] = (0, 0)
     tuning: Mapping[str, Any] | None = None
 
 
@@ -400,14 +402,14 @@ METRICS: tuple[Metric, ...] = (
         "gauge",
         "Requests in the record that `hybrid-marconi record` writes.",
         "At most the key record_requests.",
-        _tuning("record_requests"),
+        lambda seen: {(): seen.record[0]},
     ),
     Metric(
         "record_bytes",
         "gauge",
         "Memory of that record.",
         "Lower the key record_requests if it is too much.",
-        _tuning("record_bytes"),
+        lambda seen: {(): seen.record[1]},
     ),
     Metric(
         "scheduler_seconds",

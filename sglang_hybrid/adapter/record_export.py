@@ -1,8 +1,8 @@
 """Hands the request record out over SGLang's own endpoints, part by part.
 
 `POST /set_internal_state {"server_args": {"hybrid_marconi_record": N}}` makes the next
-`/server_info` carry part N, once. N = 1 starts an export unless there is one, 0 drops it.
-What leaves is salted anew per export: no token ids, no hashes of the server's own.
+`/server_info` carry part N, once, as `record_part`. N = 1 starts an export unless there is
+one, 0 drops it. What leaves is salted anew per export: no token ids, no hashes of the server's own.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 REQUEST_KEY = "hybrid_marconi_record"
 """In the `server_args` of a request to `/set_internal_state`."""
+
+PART_KEY = "record_part"
+"""In the status of the cache in `/server_info`."""
 
 PART_BYTES = 1 << 20
 """Compressed bytes of a part: a few milliseconds of the scheduler each."""
@@ -46,7 +49,7 @@ class _Export:
         try:
             file = io.StringIO()
             if window is not None:
-                ring = Ring(len(window), max(len(window.pages), 1))
+                ring = Ring(len(window))
                 ring.append(window)
                 ring.to_jsonl(file, secrets.token_bytes(_SALT_BYTES))
             self._data = zlib.compress(file.getvalue().encode())

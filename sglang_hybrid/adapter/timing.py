@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from time import perf_counter_ns
 from typing import Any
 
-SECTIONS = ("match", "admit", "checkpoint", "evict", "report")
-"""Matches finalised, requests admitted, checkpoints placed, victims evicted, metrics written."""
+SECTIONS = ("match", "admit", "checkpoint", "evict", "record", "tune", "report")
+"""Matches finalised, requests admitted, checkpoints placed, victims evicted, finished requests
+recorded, tuner, metrics written."""
 
 _MAX_PENDING = 1 << 16
 
@@ -43,6 +44,25 @@ class SchedulerTimes:
                 self._inner_ns = outer + elapsed
 
         return wrapper
+
+    def watch_cache(self, cache: Any, states: Any) -> None:
+        """Time the steps of a cache and of its component for states."""
+        matches = ("finalize_match_result_in_tree_core", "finalize_match_result_in_cache")
+        inserts = (
+            "prepare_for_caching_req",
+            "commit_insert_component_data",
+            "cleanup_after_caching_req",
+        )
+        self.watch(states, matches, "match")
+        self.watch(cache, ("plan_chunk", "on_admitted"), "admit")
+        self.watch(states, inserts, "checkpoint")
+        self.watch(cache.view, ("settle",), "checkpoint")
+        self.watch(cache, ("_evict",), "evict")
+        self.watch(cache, ("on_finished",), "record")
+
+    def watch_tuning(self, tuning: Any) -> None:
+        """Time what a cache's tuner does in the scheduler."""
+        self.watch(tuning, ("record", "pending", "advance"), "tune")
 
     def watch(self, owner: Any, methods: Iterable[str], section: str) -> None:
         """Time methods of one object from now on; other objects of its class are not touched."""

@@ -67,6 +67,7 @@ class TreeView:
         """Forget everything, as after a flush of the tree."""
         self.clock = 0
         self.checkpoints: dict[int, Checkpoint] = {}
+        self.live = dict.fromkeys(Kind, 0)  # how many of `checkpoints` are of each kind
         self.used_kinds: set[Kind] = set()
         self.states = state_victims(self.policy, self.bucket_width)
         self.leaves = kv_victims(self.policy, self.bucket_width)
@@ -95,13 +96,16 @@ class TreeView:
         self.checkpoints[node.id] = Checkpoint(
             depth, kind, flops, self.clock, is_first_victim=first
         )
+        self.live[kind] += 1
         self.touch(node)
         self._touch_neighbours(node)
 
     def detach(self, node: UnifiedTreeNode) -> None:
         """``node`` lost its state."""
-        if self.checkpoints.pop(node.id, None) is None:
+        checkpoint = self.checkpoints.pop(node.id, None)
+        if checkpoint is None:
             return
+        self.live[checkpoint.kind] -= 1
         self.states.discard(node.id)
         self._touch_neighbours(node)
         # A leaf that stays without its state is locked, and touched when unlocked.
@@ -111,7 +115,9 @@ class TreeView:
         if len(node.parent.children) == 2:
             self._touch_neighbours(node.parent)
         key = node.id
-        if self.checkpoints.pop(key, None) is not None:
+        checkpoint = self.checkpoints.pop(key, None)
+        if checkpoint is not None:
+            self.live[checkpoint.kind] -= 1
             self.states.discard(key)
         self._nodes.pop(key, None)
         self._unsettled.pop(key, None)
@@ -141,7 +147,7 @@ class TreeView:
         checkpoint = self.checkpoints[node.id]
         checkpoint.last_use = self.clock
         if checkpoint.is_first_victim:
-            checkpoint.kind = kind
+            self._set_kind(checkpoint, kind)
             checkpoint.is_first_victim = self._starts_as_first_victim(kind)
         self.touch(node)
 
@@ -149,10 +155,15 @@ class TreeView:
         """``node``'s checkpoint turned out to be of ``kind``, and is in use until now."""
         checkpoint = self.checkpoints[node.id]
         if checkpoint.kind not in BRANCHES:
-            checkpoint.kind = kind
+            self._set_kind(checkpoint, kind)
             checkpoint.is_first_victim = not checkpoint.hits and self._starts_as_first_victim(kind)
         checkpoint.last_use = self.clock
         self.touch(node)
+
+    def _set_kind(self, checkpoint: Checkpoint, kind: Kind) -> None:
+        self.live[checkpoint.kind] -= 1
+        self.live[kind] += 1
+        checkpoint.kind = kind
 
     def _starts_as_first_victim(self, kind: Kind) -> bool:
         """Once one of its kind was hit, new checkpoints of the kind are ordinary ones."""

@@ -110,7 +110,7 @@ def _part(server: Server, index: int) -> list[dict[str, Any]]:
     while time.monotonic() < deadline:
         if not all(server.set_state(**{_KEY: index})):
             raise ServerError("another client took a record meanwhile; try again")
-        parts = [status.get("record") for status in server.caches()]
+        parts = [status.get("record_part") for status in server.caches()]
         # Another client's request may have been given our part; then it is asked for again.
         if all(parts):
             found = [part for part in parts if part is not None]

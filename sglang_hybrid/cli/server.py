@@ -61,7 +61,9 @@ class Server:
 
     def _call(self, method: str, path: str, **kwargs: Any) -> requests.Response:
         try:
-            reply = self._session.request(method, self.url + path, timeout=self._timeout_s, **kwargs)
+            reply = self._session.request(
+                method, self.url + path, timeout=self._timeout_s, **kwargs
+            )
         except requests.RequestException as error:
             raise ServerError(
                 f"{self.url} cannot be reached ({type(error).__name__}); check --url"

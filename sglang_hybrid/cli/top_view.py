@@ -72,7 +72,7 @@ def _short_hits(figures: Figures) -> Table:
     return table
 
 
-def _checkpoints(figures: Figures) -> Table:
+def _checkpoints(figures: Figures) -> Group:
     table = _table("\nCheckpoints", "", "live", "memory", "taken", "hit")
     counters, sizes = figures.total.counters, figures.live_bytes
     for kind, live in figures.live.items():
@@ -83,10 +83,9 @@ def _checkpoints(figures: Figures) -> Table:
             _count(counters.get(f"{kind}_checkpoints", 0)),
             _count(counters.get(f"{kind}_hits", 0)),
         )
-    skipped, declined = counters.get("skipped_checkpoints", 0), counters["declined_checkpoints"]
-    table.caption = f"{_count(skipped)} not taken for want of a slot, {_count(declined)} declined"
-    table.caption_justify = "left"
-    return table
+    skipped, declined = (counters.get(f"{why}_checkpoints", 0) for why in ("skipped", "declined"))
+    note = f"{_count(skipped)} not taken for want of a slot, {_count(declined)} declined"
+    return Group(table, Text(note))
 
 
 def _evictions(figures: Figures) -> Table:
