@@ -136,15 +136,11 @@ class Explainer:
         """
         prompt, hit = len(req.full_untruncated_fill_ids), req.prefix_len
         reusable = prompt - 1 - (prompt - 1) % self._cache.page_size
-        kv, reason = getattr(req, "hybrid_match", (hit, Reason.NO_KV))
+        kv, beyond = getattr(req, "hybrid_match", (hit, Reason.NO_KV))
         evicted = 0
-        if hit >= reusable:
-            reason = Reason.FULL
-        elif pages is not None:
+        if hit < reusable and pages is not None:
             evicted = self.places.deepest(pages, max(kv, hit), reusable)
-            if evicted > max(kv, hit) and reason is not Reason.NO_SLOT:
-                reason = Reason.EVICTED
-        short = ShortHit(prompt, reusable, hit, kv, evicted, reason)
+        short = ShortHit(prompt, reusable, hit, kv, evicted, beyond)
         if _asks(req) and not hasattr(req, "hybrid_short_hit"):
             req.hybrid_short_hit = short
         return short

@@ -1,7 +1,7 @@
 """The metrics of the cache, beside SGLang's own on `/metrics`.
 
-Values are written where SGLang writes its own, after a prefill and every so many
-decode steps, and while the scheduler is idle; nothing is counted twice on the way.
+Values are written after a prefill or a decode step, at most ten times a second, and
+when the scheduler becomes idle; then every second, as the tuner goes on by itself.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sglang_hybrid.adapter.timing import SchedulerTimes
 logger = logging.getLogger(__name__)
 
 _BUCKETS_S = (*(m * 10.0**e for e in range(-6, -1) for m in (1, 2.5, 5)), 0.1)
-_IDLE_INTERVAL_S = 1.0
+_BUSY_INTERVAL_S, _IDLE_INTERVAL_S = 0.1, 1.0
 
 
 class Exporter:
@@ -94,7 +94,7 @@ class _Reporting:
     def __init__(self, labels: Mapping[str, Any], cache: Any) -> None:
         self._exporter = Exporter(labels)
         self._cache = cache
-        self._last_idle = 0.0
+        self._last = 0.0
         self._is_stale = True
         self.write = self._write
         if cache.times is not None:
@@ -102,14 +102,15 @@ class _Reporting:
 
     def _write(self) -> None:
         self._exporter.write(self._cache.snapshot(), self._cache.times)
-        self._is_stale = True
 
-    def idle(self) -> None:
-        """Once on becoming idle, then every second: the tuner goes on by itself."""
+    def step(self, is_idle: bool) -> None:
+        """The scheduler has done something, or finds nothing to do."""
         now = monotonic()
-        if self._is_stale or now - self._last_idle >= _IDLE_INTERVAL_S:
+        interval = _IDLE_INTERVAL_S if is_idle else _BUSY_INTERVAL_S
+        if now - self._last >= interval or (is_idle and self._is_stale):
             self.write()
-            self._is_stale, self._last_idle = False, now
+            self._last = now
+        self._is_stale = not is_idle
 
 
 _ATTRIBUTE = "_hybrid_marconi_metrics"
@@ -131,7 +132,7 @@ def _report(reporter: Any, is_idle: bool = False) -> None:
     try:
         reporting = _reporting_of(reporter)
         if reporting is not None:
-            reporting.idle() if is_idle else reporting.write()
+            reporting.step(is_idle)
     except Exception:
         logger.warning("hybrid-marconi: its metrics are off from here on", exc_info=True)
         setattr(reporter, _ATTRIBUTE, None)
@@ -144,8 +145,7 @@ def after_prefill(_result: None, reporter: Any, *_args: Any, **_kwargs: Any) -> 
 
 def after_decode(_result: None, reporter: Any, *_args: Any, **_kwargs: Any) -> None:
     """Hook after `SchedulerMetricsReporter.report_decode_stats`, called at every step."""
-    if reporter.forward_ct_decode % reporter.decode_log_interval == 0:
-        _report(reporter)
+    _report(reporter)
 
 
 def after_idle(_result: None, reporter: Any) -> None:

@@ -18,6 +18,10 @@ class Reason(StrEnum):
     NO_SLOT = "no slot"  # the hit was given up: no slot for the copy of its state
 
 
+_FIRST = (Reason.NO_SLOT, Reason.EVICTED, Reason.NO_STATE)
+"""Reasons that are named even where more tokens were never cached."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShortHit:
     """How far one request's prompt was known, in tokens.
@@ -28,7 +32,7 @@ class ShortHit:
         hit: prefix that was reused.
         kv: prefix whose KV was found.
         evicted: depth of a checkpoint that was evicted with its KV; 0 if none is known.
-        reason: why ``hit`` is less than ``reusable``.
+        beyond: why the KV beyond the hit, if there is any, was not reused.
     """
 
     prompt: int
@@ -36,25 +40,35 @@ class ShortHit:
     hit: int
     kv: int
     evicted: int
-    reason: Reason
+    beyond: Reason
 
     def missing(self) -> dict[Reason, int]:
         """Tokens between ``hit`` and ``reusable``, by reason."""
         known = max(self.hit, min(self.kv, self.reusable))
-        tokens = {}
-        if known > self.hit:
-            tokens[self.reason] = known - self.hit
         evicted = max(known, min(self.evicted, self.reusable))
-        if evicted > known:
-            tokens[Reason.EVICTED] = tokens.get(Reason.EVICTED, 0) + evicted - known
-        if self.reusable > evicted:
-            tokens[Reason.NO_KV] = self.reusable - evicted
-        return tokens
+        tokens = {self.beyond: known - self.hit}
+        tokens[Reason.EVICTED] = tokens.get(Reason.EVICTED, 0) + evicted - known
+        tokens[Reason.NO_KV] = tokens.get(Reason.NO_KV, 0) + self.reusable - evicted
+        return {reason: count for reason, count in tokens.items() if count > 0}
+
+    @property
+    def reason(self) -> Reason:
+        """What ended the hit.
+
+        The KV beyond a hit is often that of a few tokens which all prompts begin with: too
+        little for a checkpoint, and not why the hit was short if most was never cached.
+        """
+        missing = self.missing()
+        if not missing:
+            return Reason.FULL
+        first = next((reason for reason in _FIRST if reason in missing), None)
+        return first or max(missing, key=lambda reason: missing[reason])
 
     def as_dict(self) -> dict[str, int | str]:
         """For a reply; values are what SGLang passes on, int or str."""
         return {
             "reason": str(self.reason),
+            "missing": ", ".join(f"{reason} {n}" for reason, n in self.missing().items()),
             "hit": self.hit,
             "kv": self.kv,
             "evicted": self.evicted,
