@@ -15,8 +15,6 @@ import threading
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from sglang_hybrid.shadow.ring import Ring
-
 if TYPE_CHECKING:
     from sglang_hybrid.shadow.records import Window
 
@@ -46,6 +44,8 @@ class _Export:
         self._thread.start()
 
     def _run(self, window: Window | None) -> None:
+        from sglang_hybrid.shadow.ring import Ring
+
         try:
             file = io.StringIO()
             if window is not None:
