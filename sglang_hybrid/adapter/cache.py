@@ -109,8 +109,11 @@ class HybridMarconiCache(UnifiedRadixCache):
         self._holders[id(req)] = req
         req.hybrid_prefill_target = len(req.full_untruncated_fill_ids)
         self._count_hit(req)
+        req.hybrid_turn = 0
         if req.prefix_len > 0:
-            self.view.consume(self.tree_core.node_by_id(req.last_node))
+            node = self.tree_core.node_by_id(req.last_node)
+            req.hybrid_turn = self.view.turn_at(node)
+            self.view.consume(node)
         if not hasattr(req, "hybrid_hit"):
             req.hybrid_hit = req.prefix_len
         self.wanted.observe_prompt(req)
@@ -236,6 +239,19 @@ class HybridMarconiCache(UnifiedRadixCache):
         result = super()._evict(params, available_size_targets, **kwargs)
         self._check_if_strict()
         return result
+
+    def _evict_device_leaf(self, node_id, tracker):
+        # What no checkpoint follows any longer goes with its leaf: it cannot be hit, and
+        # how a path was cut into nodes must not matter.
+        leaves, above = self.tree_core.evictable_device_leaves, self._parent_of(node_id)
+        backup = super()._evict_device_leaf(node_id, tracker)
+        while backup is None and above in leaves and above.id not in self.view.checkpoints:
+            node_id, above = above.id, above.parent
+            backup = super()._evict_device_leaf(node_id, tracker)
+        return backup
+
+    def _parent_of(self, node_id):
+        return self.tree_core.node_by_id(node_id).parent
 
     def _component_available_size(self, component_type):
         if component_type is ComponentType.MAMBA:

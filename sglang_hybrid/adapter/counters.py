@@ -42,8 +42,8 @@ class Counters:
     slot_waits: int = 0  # requests that waited for free state slots
     missed_copies: int = 0  # hits given up because no slot could be had for the copy
     evicted_states: int = 0
-    evicted_state_leaves: int = 0  # of these, leaves that went for their slot
-    evicted_state_interiors: int = 0  # and states that went from inside a path
+    evicted_state_leaves: int = 0  # of these, for their slot: the last of their path
+    evicted_state_interiors: int = 0  # and those with checkpoints below them
     evicted_unused: int = 0  # states that were never hit
     evicted_leaves: int = 0  # for their KV
     short: ShortHits = field(default_factory=ShortHits)
@@ -56,6 +56,12 @@ class Counters:
 
     def count_hit(self, kind: Kind) -> None:
         self._increment(f"{kind.name.lower()}_hits")
+
+    def count_state_victim(self, live_children: int) -> None:
+        if live_children:
+            self.evicted_state_interiors += 1
+        else:
+            self.evicted_state_leaves += 1
 
     def _increment(self, name: str) -> None:
         setattr(self, name, getattr(self, name) + 1)

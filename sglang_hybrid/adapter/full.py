@@ -19,7 +19,7 @@ class HybridFullComponent(ViewDriven, FullComponent):
 
     def redistribute_on_node_split(self, new_parent, child):
         super().redistribute_on_node_split(new_parent, child)
-        self.cache.view.touch(child)
+        self.cache.view.split(new_parent, child)
 
     def _evict_device_next_node(self, tracker, device_frees, host_frees, cache_actions):
         if tracker[self.component_type] >= self._evict_device_request_cnt:

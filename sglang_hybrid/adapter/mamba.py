@@ -28,6 +28,7 @@ class _Pending:
 
     depth: int
     kind: Kind
+    turn: int = 0
     req: Req | None = None
 
 
@@ -127,7 +128,8 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
             is_cached = req.kv.cache_protected_len > prompt_end - self.cache.page_size
             return 0 if is_cached else prompt_end
         is_branch = depth == req.mamba_branching_seqlen
-        self._pending = _Pending(depth, req.hybrid_branch_kind if is_branch else Kind.DECODE_END)
+        kind = req.hybrid_branch_kind if is_branch else Kind.DECODE_END
+        self._pending = _Pending(depth, kind, req.hybrid_turn)
         return max(depth, prompt_end)
 
     def _is_overwritten(self, req):
@@ -206,7 +208,7 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
             )
             insert_params.mamba_value = slot
         is_tail = is_last and kind == Kind.DECODE_END
-        self._pending = _Pending(depth, kind, req if is_tail else None)
+        self._pending = _Pending(depth, kind, req.hybrid_turn, req if is_tail else None)
         return depth if is_middle else token_ids_len
 
     def _admit(self, req, setting, depth):
@@ -256,7 +258,7 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
         self.tree_core.set_component_device_value(
             holder.id, self.component_type, params.mamba_value
         )
-        view.attach(holder, pending.kind, pending.depth)
+        view.attach(holder, pending.kind, pending.depth, pending.turn)
         self.cache.explainer.places.taken(holder, pending.depth, self._pages)
         self.cache.counters.count_checkpoint(pending.kind)
 
@@ -303,11 +305,8 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
         if victim is None:
             return None
         assert_same("hybrid-marconi evicts the state of node %d", victim.id)
-        if victim in self.tree_core.evictable_device_leaves:
-            self.cache.counters.evicted_state_leaves += 1
-            return victim.id  # the whole leaf goes, its KV included
-        self.cache.counters.evicted_state_interiors += 1
-        # An interior state leaves a tombstone; no other component follows it.
+        self.cache.counters.count_state_victim(self.cache.view.tree.live_children(victim))
+        # The KV stays until the KV pool needs it: of a leaf as evidence for branch points.
         self.tree_core._evict_component_and_detach_lru(
             victim,
             self,

@@ -252,7 +252,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "evictions",
         "counter",
-        "Evictions by the pool that was short and by the place: leaf (its KV goes too), interior.",
+        "Evictions by the pool that was short, state or kv, and by the place: leaf (the last of "
+        "its path), interior (checkpoints follow).",
         "Pool state: more slots; pool kv: a lower --mamba-full-memory-ratio.",
         _evictions,
         ("pool", "place"),

@@ -93,8 +93,8 @@ def _evictions(figures: Figures) -> Table:
     now = figures.interval.counters if figures.interval else {}
     for name, key in (
         ("states", "evicted_states"),
-        ("  leaves, for their slot", "evicted_state_leaves"),
-        ("  inside a path", "evicted_state_interiors"),
+        ("  for their slot, ends of paths", "evicted_state_leaves"),
+        ("  for their slot, inside a path", "evicted_state_interiors"),
         ("  never hit", "evicted_unused"),
         ("leaves, for their KV", "evicted_leaves"),
     ):

@@ -22,6 +22,11 @@ def reasons(cache, driver, prompts):
     return [last_reason(cache, lambda p=p: driver.serve(p))[1] for p in prompts]
 
 
+def evict_all(cache):
+    size = cache.full_evictable_size() + cache.token_to_kv_pool_allocator.available_size()
+    cache.evict_for_alloc(EvictParams(num_tokens=size, mamba_num=len(cache.view.checkpoints)))
+
+
 def test_first_second_and_third_occurrence():
     cache = make_cache({"min_gain_tokens": 1})
     driver = Driver(cache)
@@ -64,8 +69,8 @@ def test_a_checkpoint_evicted_with_its_kv_is_remembered():
     driver = Driver(cache)
     for salt in (11, 12):
         driver.serve(prompt(250, 40, salt))
-    cache.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=len(cache.view.checkpoints)))
-    assert not cache.view.checkpoints
+    evict_all(cache)
+    assert not cache.view.checkpoints and not cache.full_evictable_size()
     missed = cache.counters.short.tokens["evicted"]
     assert last_reason(cache, lambda: driver.serve(prompt(250, 40, 13))) == (0, "evicted")
     assert cache.counters.short.tokens["evicted"] - missed == 250
@@ -78,7 +83,7 @@ def test_a_flush_forgets_what_was_evicted():
     driver = Driver(cache)
     for salt in (11, 12):
         driver.serve(prompt(250, 40, salt))
-    cache.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=len(cache.view.checkpoints)))
+    evict_all(cache)
     cache.reset()
     cache.req_to_token_pool.clear()
     cache.token_to_kv_pool_allocator.clear()
