@@ -121,7 +121,7 @@ def label(reason: str) -> str:
 
 def _tuning(key: str) -> Callable[[Snapshot], Values]:
     def read(seen: Snapshot) -> Values:
-        value = seen.tuning and seen.tuning.get(key)
+        value = None if seen.tuning is None else seen.tuning.get(key)
         return {} if value is None else {(): float(value)}
 
     return read
