@@ -140,8 +140,10 @@ class HybridMarconiCache(UnifiedRadixCache):
         if self.recorder is None:
             return
         window = self.recorder.add(req, length, pages, self.wanted)
-        if window is not None and self.tuning is not None:
-            self.tuning.record(window)
+        if self.tuning is not None:
+            self.tuning.count_request()
+            if window is not None:
+                self.tuning.record(window)
 
     def put_in_force(
         self, policy: Policy, takes_first_victims: bool, table: DensityTable | None
