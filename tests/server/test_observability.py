@@ -94,10 +94,10 @@ def test_a_request_that_asks_is_told_why_its_hit_was_short(served):
     server, setup = served
     server.flush()
     first, second, third = (explained(server, sharing(1000, i)) for i in range(3))
-    assert [meta["cached_tokens_details"]["reason"] for meta in (first, second)] == [
-        "no kv",
-        "no state",
-    ]
+    assert first["cached_tokens_details"]["reason"] == "no kv"
+    # In a tiny pool a boundary deeper than the hit may have been taken and be gone again.
+    possible = ("no state", "evicted") if setup.slots == 8 else ("no state",)
+    assert second["cached_tokens_details"]["reason"] in possible
     for meta in (first, second, third):
         details = meta["cached_tokens_details"]
         assert details["hit"] == details["device"] == meta["cached_tokens"]
