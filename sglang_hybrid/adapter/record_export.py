@@ -8,9 +8,9 @@ one, 0 drops it. What leaves is salted anew per export: no token ids, no hashes 
 from __future__ import annotations
 
 import base64
-import io
 import itertools
-import secrets
+import subprocess
+import sys
 import threading
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -27,11 +27,26 @@ PART_KEY = "record_part"
 PART_BYTES = 1 << 20
 """Compressed bytes of a part: a few milliseconds of the scheduler each."""
 
-_SALT_BYTES = 32
+_COMMAND = (sys.executable, "-m", "sglang_hybrid.shadow.export")
+_WITHIN_S = 100.0
+
+
+def _exported(window: Window) -> bytes:
+    """``window`` as compressed, salted JSONL; made by a process that ends with it."""
+    # Its warnings go where the server's do.
+    done = subprocess.run(
+        _COMMAND,
+        input=window.to_bytes(),
+        stdout=subprocess.PIPE,
+        timeout=_WITHIN_S,
+        check=True,
+        start_new_session=True,  # an interrupt at the terminal is the server's
+    )
+    return done.stdout
 
 
 class _Export:
-    """One record being written and compressed, off the scheduler's thread."""
+    """One record being written, off the scheduler's thread."""
 
     def __init__(self, number: int, window: Window | None) -> None:
         self.number = number
@@ -44,15 +59,8 @@ class _Export:
         self._thread.start()
 
     def _run(self, window: Window | None) -> None:
-        from sglang_hybrid.shadow.ring import Ring
-
         try:
-            file = io.StringIO()
-            if window is not None:
-                ring = Ring(len(window))
-                ring.append(window)
-                ring.to_jsonl(file, secrets.token_bytes(_SALT_BYTES))
-            self._data = zlib.compress(file.getvalue().encode())
+            self._data = zlib.compress(b"") if window is None else _exported(window)
         except Exception as error:  # it is shown where the part is asked for
             self._error = f"{type(error).__name__}: {error}"
 

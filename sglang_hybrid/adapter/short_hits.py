@@ -43,13 +43,18 @@ class ShortHit:
     beyond: Reason
 
     def missing(self) -> dict[Reason, int]:
-        """Tokens between ``hit`` and ``reusable``, by reason."""
+        """Tokens between ``hit`` and ``reusable``, by reason, in the order of the prompt."""
         known = max(self.hit, min(self.kv, self.reusable))
         evicted = max(known, min(self.evicted, self.reusable))
-        tokens = {self.beyond: known - self.hit}
-        tokens[Reason.EVICTED] = tokens.get(Reason.EVICTED, 0) + evicted - known
-        tokens[Reason.NO_KV] = tokens.get(Reason.NO_KV, 0) + self.reusable - evicted
-        return {reason: count for reason, count in tokens.items() if count > 0}
+        tokens: dict[Reason, int] = {}
+        for reason, count in (
+            (self.beyond, known - self.hit),
+            (Reason.EVICTED, evicted - known),
+            (Reason.NO_KV, self.reusable - evicted),
+        ):
+            if count > 0:
+                tokens[reason] = tokens.get(reason, 0) + count
+        return tokens
 
     @property
     def reason(self) -> Reason:

@@ -19,7 +19,7 @@ from typing import Any
 from sglang_hybrid.cli.server import Server, ServerError
 
 _KEY = "hybrid_marconi_record"
-_POLL_S = 0.2
+_POLL_S = 0.5
 _WITHIN_S = 120.0
 """Writing and compressing the record takes the server seconds at most."""
 
@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `record`."""
     add = parser.add_argument
     add("--url", default="http://127.0.0.1:30000", help="of the server, without a path")
-    add("--api-key", help="sent as a bearer token; the admin key, where the server has one")
+    add("--api-key", help="sent as a bearer token")
+    add("--admin-api-key", help="of a server that has one (default: that of --api-key)")
     add(
         "--out",
         required=True,
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the files; 0 if all were written, 2 if not."""
-    server = Server(args.url, args.api_key, args.timeout)
+    server = Server(args.url, args.api_key, args.timeout, args.admin_api_key)
     try:
         ranks = len(server.caches())
         paths = paths_of(args.out, ranks)

@@ -16,21 +16,28 @@ class ServerError(RuntimeError):
 class Server:
     """The endpoints of SGLang that tell about the cache.
 
+    Args:
+        url: without a path.
+        api_key, admin_key: the server's keys; the admin key is for `set_state`, which
+            takes the other where there is none.
+        timeout_s: for one answer.
+
     Raises:
         ServerError: from every method, if the server cannot be reached, refuses, or does
             not run this cache.
     """
 
-    def __init__(self, url: str, api_key: str | None, timeout_s: float) -> None:
+    def __init__(
+        self, url: str, api_key: str | None, timeout_s: float, admin_key: str | None = None
+    ) -> None:
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
+        self._key, self._admin_key = api_key, admin_key or api_key
         self._session = requests.Session()
-        if api_key:
-            self._session.headers["Authorization"] = f"Bearer {api_key}"
 
     def caches(self) -> list[dict[str, Any]]:
         """Status of the cache of every DP rank."""
-        reply = self._call("GET", "/server_info")
+        reply = self._call("GET", "/server_info", self._key)
         try:
             states = reply.json()["internal_states"]
             found = [state[STATE_KEY] for state in states if STATE_KEY in state]
@@ -50,7 +57,8 @@ class Server:
 
     def set_state(self, **values: float) -> list[bool]:
         """Set scheduler values, see `/set_internal_state`; whether each DP rank took them."""
-        reply = self._call("POST", "/set_internal_state", json={"server_args": values})
+        body = {"server_args": values}
+        reply = self._call("POST", "/set_internal_state", self._admin_key, json=body)
         try:
             taken = [bool(each) for each in reply.json()]
         except (ValueError, TypeError):
@@ -59,7 +67,9 @@ class Server:
             ) from None
         return taken
 
-    def _call(self, method: str, path: str, **kwargs: Any) -> requests.Response:
+    def _call(self, method: str, path: str, key: str | None, **kwargs: Any) -> requests.Response:
+        if key:
+            kwargs["headers"] = {"Authorization": f"Bearer {key}"}
         try:
             reply = self._session.request(
                 method, self.url + path, timeout=self._timeout_s, **kwargs
@@ -71,7 +81,7 @@ class Server:
         if reply.status_code in (401, 403):
             raise ServerError(
                 f"{self.url}{path} answers {reply.status_code}; give the server's key with "
-                "--api-key (the admin key, where it has one)"
+                "--api-key, and what only its admin may do with --admin-api-key"
             )
         if not reply.ok:
             raise ServerError(f"{self.url}{path} answers {reply.status_code}: {reply.text[:200]}")

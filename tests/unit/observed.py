@@ -57,13 +57,13 @@ class Observed(ThreadingHTTPServer):
         records: text of every rank's record; None where none is kept.
         part_bytes: compressed bytes of a part.
         thefts: how many parts go to another client that asks `/server_info`.
-        key: what the bearer token must be.
+        key, admin_key: what the bearer token must be, to look and to set something.
     """
 
-    def __init__(self, looks, records=None, part_bytes=40, thefts=0, key=None):
+    def __init__(self, looks, records=None, part_bytes=40, thefts=0, key=None, admin_key=None):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.looks, self.records, self.part_bytes = list(looks), records, part_bytes
-        self.thefts, self.key = thefts, key
+        self.thefts, self.key, self.admin_key = thefts, key, admin_key or key
         self.asked = None
         self.exports = 0
         self.requests = []
@@ -109,15 +109,14 @@ class Observed(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     def do_GET(self):
-        self._answer(self.server.info)
+        self._answer(self.server.key, self.server.info)
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self._answer(lambda: self.server.set_state(body["server_args"]))
+        self._answer(self.server.admin_key, lambda: self.server.set_state(body["server_args"]))
 
-    def _answer(self, make):
-        allowed = f"Bearer {self.server.key}"
-        refused = self.server.key and self.headers.get("Authorization") != allowed
+    def _answer(self, key, make):
+        refused = key and self.headers.get("Authorization") != f"Bearer {key}"
         data = json.dumps({} if refused else make()).encode()
         self.send_response(401 if refused else 200)
         self.send_header("Content-Length", str(len(data)))

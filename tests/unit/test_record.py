@@ -44,6 +44,15 @@ def test_every_dp_rank_has_a_file(tmp_path):
     assert (tmp_path / "r.dp1.jsonl").read_text() == short
 
 
+def test_both_keys_are_sent_where_they_belong(tmp_path, capsys):
+    out = tmp_path / "r.jsonl"
+    with observed([[status()]], [TEXT], key="k", admin_key="a") as server:
+        assert run(server, out, "--api-key", "k") == 2
+        assert "--admin-api-key" in capsys.readouterr().err
+        assert run(server, out, "--api-key", "k", "--admin-api-key", "a") == 0
+    assert out.read_text() == TEXT
+
+
 def test_a_server_that_keeps_no_record(tmp_path, capsys):
     with observed([[status()]], None) as server:
         assert run(server, tmp_path / "r.jsonl") == 2
@@ -124,5 +133,5 @@ def test_a_cache_without_a_recorder_says_no():
 
 
 def test_a_record_that_cannot_be_written_says_why(monkeypatch):
-    monkeypatch.setattr(record_export.zlib, "compress", lambda data: 1 / 0)
-    assert "ZeroDivisionError" in part(RecordExport(Cache(requests=1)), 1)["error"]
+    monkeypatch.setattr(record_export, "_COMMAND", ("/bin/false",))
+    assert "returned non-zero exit status 1" in part(RecordExport(Cache(requests=1)), 1)["error"]
