@@ -15,15 +15,18 @@ from sglang.srt.utils.rank_consensus_checker import assert_same
 
 from sglang_hybrid.adapter.decisions import Decision
 from sglang_hybrid.config import CacheConfig
-from sglang_hybrid.core.hit_density import DensityTable
 from sglang_hybrid.core.policies import make_policy
 from sglang_hybrid.core.tuner import Bootstrap, Choice, Decider
+from sglang_hybrid.shadow.arms import arms_for, bootstrap_arms, lru_index
+from sglang_hybrid.shadow.client import ShadowClient
+from sglang_hybrid.shadow.messages import Report, Settings, table_from_bytes
+from sglang_hybrid.shadow.records import Window
+from sglang_hybrid.shadow.served import admission_of
+from sglang_hybrid.sim.budget import Budget
+from sglang_hybrid.sim.tuning import Arm
 
 if TYPE_CHECKING:
     from sglang_hybrid.adapter.cache import HybridMarconiCache
-    from sglang_hybrid.shadow.arms import Arm
-    from sglang_hybrid.shadow.client import Report, ShadowClient
-    from sglang_hybrid.shadow.records import Window
 
 logger = logging.getLogger(__name__)
 
@@ -50,16 +53,60 @@ class Tuning:
         self._decider = _decider(cache.config, arms)
         self._predicted = self._realised = 0.0
         self._recent_predicted = self._recent_realised = 0.0
-        self._windows = 0
+        self._start_over()
         if client is not None:
             client.start()
 
+    @classmethod
+    def of(cls, cache: HybridMarconiCache, chunk_tokens: int, *, decides: bool) -> Tuning:
+        """The tuner that ``cache``'s configuration asks for.
+
+        Args:
+            chunk_tokens: of a prefill chunk, 0 where prefill is not chunked.
+            decides: whether this rank is the one that decides.
+        """
+        config = cache.config
+        grid = cache.checkpoint_grid if cache.enable_mamba_extra_buffer else 1
+        admission = admission_of(config, grid, chunk_tokens)
+        is_bootstrap = config.tuner == "bootstrap"
+        arms = bootstrap_arms() if is_bootstrap else arms_for(config.policy, admission)
+        client = None
+        if decides:
+            client = ShadowClient(
+                Settings(
+                    cache.view.costs,
+                    admission,
+                    _pools(cache),
+                    arms,
+                    config.objective,
+                    is_bootstrap=is_bootstrap,
+                )
+            )
+        return cls(cache, arms, client)
+
+    def _start_over(self) -> None:
+        """The cache is empty."""
+        self._requests, self._before_eviction = 0, None
+        self._evicted_earlier = self._cache.counters.evicted_states
+
     # ---- on the rank that decides ----
+
+    def count_request(self) -> None:
+        """A request was recorded."""
+        self._requests += 1
+        evicted = self._cache.counters.evicted_states > self._evicted_earlier
+        if evicted and self._before_eviction is None:
+            self._before_eviction = self._requests - 1
 
     def record(self, window: Window) -> None:
         """A window of requests was served."""
-        if self._client is not None:
-            self._client.send(window)
+        if self._client is None:
+            return
+        self._client.send(window)
+        if isinstance(self._decider, Bootstrap) and self._decider.observe(
+            self._requests, self._before_eviction
+        ):
+            self._client.search()
 
     def pending(self) -> list[Decision]:
         """Decisions that follow from what the shadow caches have reported by now."""
@@ -67,6 +114,8 @@ class Tuning:
             return []
         decisions = []
         for report in self._client.poll():
+            if isinstance(self._decider, Bootstrap) != report.is_search:
+                continue  # a window that was only collected
             self._count(report)
             choice = self._decider.update(report.saved)
             if choice is not None:
@@ -79,8 +128,9 @@ class Tuning:
         return Decision(at, choice.arm, choice.reason, choice.text, report.tables.get(choice.arm))
 
     def _count(self, report: Report) -> None:
+        if report.is_search:
+            return
         predicted, realised = report.saved[self.in_force], report.realised
-        self._windows += 1
         self._predicted += predicted
         self._realised += realised
         self._recent_predicted = self._recent_predicted * _FADING + predicted
@@ -100,7 +150,7 @@ class Tuning:
     def _apply(self, decision: Decision, clock: int) -> None:
         assert_same("hybrid-marconi arm %d at operation %d", decision.arm, clock)
         arm = self.arms[decision.arm]
-        table = None if decision.table is None else DensityTable.from_bytes(decision.table)
+        table = None if decision.table is None else table_from_bytes(decision.table)
         self.in_force = self._decider.in_force = decision.arm
         self._cache.put_in_force(
             make_policy(arm.policy.kind, arm.policy.alpha), arm.admission is None, table
@@ -116,6 +166,7 @@ class Tuning:
             self._apply(decision, decision.at)
         self._due = []
         self._decider.reset()
+        self._start_over()
         if self._client is not None:
             self._client.reset()
 
@@ -141,21 +192,36 @@ class Tuning:
             "first_victims": arm.admission is None,
             "switches": dict(self.switches),
             "scores": dict(zip(names, scores, strict=False)),
-            "windows": self._windows,
             "predicted_flops": self._predicted,
             "realised_flops": self._realised,
             "agreement": agreement,
+            **self._record_size(),
             **({"process": "off"} if self._client is None else self._client.status()),
         }
+
+    def _record_size(self) -> dict[str, int]:
+        recorder = self._cache.recorder
+        ring = None if recorder is None else recorder.ring
+        if ring is None:
+            return {"record_requests": 0, "record_bytes": 0}
+        return {"record_requests": len(ring), "record_bytes": 48 * len(ring) + 8 * ring.num_pages}
+
+
+def _pools(cache: HybridMarconiCache) -> Budget:
+    """What the pools hold for a replay, which serves one request at a time."""
+    pool, costs = cache.req_to_token_pool, cache.view.costs
+    # A running request's working state is the checkpoint at its end; what else it
+    # holds is never a checkpoint's.
+    slots = pool.mamba_allocator.size
+    if cache.enable_mamba_extra_buffer:
+        slots -= pool.mamba_initial_tracking_slots
+    tokens = cache.token_to_kv_pool_allocator.size
+    size = slots * costs.state_bytes + tokens * costs.kv_bytes_per_token
+    return Budget(size, state_slots=max(slots, 1), kv_tokens=tokens)
 
 
 def _decider(config: CacheConfig, arms: tuple[Arm, ...]) -> Decider | Bootstrap:
     names = [arm.name for arm in arms]
     if config.tuner == "bootstrap":
         return Bootstrap(names, factor=config.bootstrap_factor)
-    lru = next(
-        i
-        for i, arm in enumerate(arms)
-        if arm.policy.kind == "lru" or (arm.policy.kind == "marconi" and arm.policy.alpha == 0)
-    )
-    return Decider(names, 0, lru)
+    return Decider(names, 0, lru_index(arms))

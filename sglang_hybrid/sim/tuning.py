@@ -8,13 +8,14 @@ cache per arm with every request and puts the arm in force that saves most.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sglang_hybrid.core.costs import ModelCosts
+from sglang_hybrid.core.tuner import Decider
 from sglang_hybrid.sim.admission import Admission, parse_admission
 from sglang_hybrid.sim.budget import Budget
 from sglang_hybrid.sim.policy_spec import PRESETS, PolicySpec, parse_policy
@@ -61,7 +62,9 @@ class Arm:
 
 @dataclass(frozen=True)
 class Auto:
-    """Persistent shadow caches, one per arm; the best one's rules are in force.
+    """Persistent shadow caches, one per arm; the best one's rules are in force (`Decider`).
+
+    With an arm `lru`, an arm that saves less than that falls back to it.
 
     Attributes:
         name: as given by the user.
@@ -116,12 +119,24 @@ class Replayed:
     switches: tuple[Switch, ...]
 
 
+_AUTO = (
+    "utility:alpha=0.5",
+    "density",
+    "lru",
+    "utility:alpha=0.25",
+    "utility:alpha=1",
+    "marconi:alpha=0.1",
+    "marconi:alpha=0.5",
+    "marconi:alpha=2",
+)
+
+
 def default_arms() -> tuple[Arm, ...]:
-    """The arms of `auto`: two policies, with and without first victims.
+    """The arms of `auto`: each policy with and without first victims.
 
     So it never takes a state that the replay's admission would not take.
     """
-    policies = [parse_policy(name) for name in ("utility", "density")]
+    policies = [parse_policy(name) for name in _AUTO]
     return tuple(Arm(policy, own) for own in (None, ASKED) for policy in policies)
 
 
@@ -260,35 +275,40 @@ def _run_auto(
     serial: Callable[[PolicySpec, Admission], SerialReplay],
     requests: int,
 ) -> Replayed:
-    arms = _different(auto.arms, admission)
+    arms = different_arms(auto.arms, admission)
     admissions = [arm.admits(admission) for arm in arms]
     shadows = [serial(arm.policy, own) for arm, own in zip(arms, admissions, strict=True)]
-    scores = np.zeros(len(shadows))
-    in_force = 0
+    names = [arm.name for arm in arms]
+    decider = Decider(
+        names,
+        0,
+        names.index("lru") if "lru" in names else None,
+        margin=auto.margin,
+        decay=auto.decay,
+    )
     replay = build(arms[0].policy, admissions[0])
     switches = [Switch(0, arms[0].name, arms[0].policy.alpha)]
     for start in range(0, requests, auto.period):
         stop = min(requests, start + auto.period)
         replay.advance(stop)
-        scores *= auto.decay
-        for i, shadow in enumerate(shadows):
+        for shadow in shadows:
             shadow.advance(stop)
-            scores[i] += saved_flops(costs, shadow.served.hits[start:stop])
-        best = int(np.argmax(scores))
-        if scores[best] <= scores[in_force] * (1 + auto.margin) or stop == requests:
+        choice = decider.update(
+            [saved_flops(costs, shadow.served.hits[start:stop]) for shadow in shadows]
+        )
+        if choice is None or stop == requests:
             continue
-        in_force = best
-        arm = arms[best]
+        arm, shadow = arms[choice.arm], shadows[choice.arm]
         if arm.policy.kind == "density":
             # What the shadow has learned while it was not in force.
-            for mine, learned in zip(replay.cache.table, shadows[best].cache.table, strict=True):
+            for mine, learned in zip(replay.cache.table, shadow.cache.table, strict=True):
                 mine[:] = learned
-        switch(replay.cache, arm.policy, admissions[best])
+        switch(replay.cache, arm.policy, admissions[choice.arm])
         switches.append(Switch(stop, arm.name, arm.policy.alpha))
     return Replayed(replay, tuple(switches))
 
 
-def _different(arms: Sequence[Arm], admission: Admission) -> list[Arm]:
+def different_arms(arms: Iterable[Arm], admission: Admission) -> list[Arm]:
     """The arms that are not the same as an earlier one under ``admission``."""
     seen = set()
     kept = []
