@@ -100,6 +100,18 @@ def _check_checkpoints(cache: HybridMarconiCache, nodes: list) -> None:
             f"node {node_id} ends at token {depths[node_id]}, "
             f"its state was taken at {checkpoint.depth}"
         )
+    live_children: dict[int, int] = {}
+    for node in sorted(nodes, key=lambda n: -depths[n.id]):
+        if node.id in with_state or node.id in live_children:
+            above = node.parent.id
+            live_children[above] = live_children.get(above, 0) + 1
+    for node in nodes:
+        counted, found = view.tree.live_children(node), live_children.get(node.id, 0)
+        assert counted == found, f"node {node.id} has {found} live children, not {counted}"
+    drawn = view.drawn_from
+    assert len(drawn) == len(with_state) and set(drawn) == with_state, (
+        "the list that candidates are drawn from differs from the states"
+    )
     unlocked = {n.id for n in nodes if n.id in with_state and not n.component_data[MAMBA].lock_ref}
     assert view.states.keys() == unlocked, "state victims differ from unlocked states"
     leaves = {n.id for n in cache.tree_core.evictable_device_leaves}

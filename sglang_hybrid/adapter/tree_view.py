@@ -314,6 +314,11 @@ class TreeView:
         """0, 1 or 2: how far its conversation is when a request goes on from ``node``."""
         return self.tree.turn_at(node)
 
+    @property
+    def drawn_from(self) -> list[int]:
+        """Ids of all nodes with a checkpoint, in the order that random draws index."""
+        return self._drawn_from.keys
+
     def depth_of(self, node: UnifiedTreeNode) -> int:
         """Tokens from the root to the end of ``node``."""
         return self.tree.depth_of(node, self.clock)

@@ -70,7 +70,6 @@ class Density:
     def __init__(self, seed: int = 0) -> None:
         self.random = SplitMix64(seed)
         self.table = new_table()
-        self._rows = self._densities()
 
     def adopt(self, table: DensityTable) -> None:
         """Go on with a copy of what another cache has learned."""
@@ -81,7 +80,6 @@ class Density:
                 f"{table.cells.shape} and {table.events.shape}"
             )
         self.table = DensityTable(table.cells.astype(np.float64), table.events.astype(np.int64))
-        self._rows = self._densities()
 
     def learn(self, row: int, age: int, is_hit: bool) -> None:
         """A checkpoint of class ``row`` was consumed, or evicted, ``age`` requests after its use.
@@ -95,7 +93,6 @@ class Density:
         table.events[0] += 1
         if table.events[0] % RECOMPUTE_EVERY == 0:
             recompute(table)
-            self._rows = self._densities()
             if table.events[0] % FADE_EVERY == 0:
                 table.cells[:DENSITIES] *= FADING
 
@@ -105,16 +102,11 @@ class Density:
         return saved_flops / freed_bytes
 
     def losses(self, heads: Sequence[Entry], now: int) -> list[float]:
-        rows = self._rows
-        return [rows[int(head[4])][age_bin(now - head[0])] * head[3] for head in heads]
+        density = self.table.cells[DENSITIES].item
+        return [density(head[4], age_bin(now - head[0])) * head[3] for head in heads]
 
     def pick(self, heads: Sequence[Entry], now: int) -> Entry:
         return min(zip(self.losses(heads, now), heads, strict=True))[1]
-
-    def _densities(self) -> list[list[float]]:
-        """As lists, whose items Python reads much faster."""
-        rows: list[list[float]] = self.table.cells[DENSITIES].tolist()
-        return rows
 
 
 def recompute(table: DensityTable) -> None:

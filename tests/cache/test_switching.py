@@ -41,7 +41,7 @@ def rebuilt(cache, policy):
     view = TreeView(old.costs, policy, old.bucket_width, old.first_victims)
     view.tree_core, view.tree, view.checkpoints = old.tree_core, old.tree, old.checkpoints
     view.clock = old.clock
-    for key in old._drawn_from.keys:
+    for key in old.drawn_from:
         view._drawn_from.append(key)
         view.touch(old.tree_core.node_by_id(key))
     for leaf in old.tree_core.evictable_device_leaves:
