@@ -7,8 +7,9 @@ from harness import Driver, make_cache
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from test_stress import check_states, random_prompt
 
-from sglang_hybrid.adapter import tree_view
-from sglang_hybrid.adapter.tree_view import MOVED_PER_REQUEST, TreeView
+from sglang_hybrid.adapter import victim_order
+from sglang_hybrid.adapter.tree_view import TreeView
+from sglang_hybrid.adapter.victim_order import MOVED_PER_REQUEST
 from sglang_hybrid.core.checkpoints import Kind
 from sglang_hybrid.core.hit_density import DENSITIES, new_table
 from sglang_hybrid.core.migration import MergedIndex
@@ -135,7 +136,7 @@ def test_existing_checkpoints_keep_their_standing():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_switches_among_random_requests(seed, monkeypatch):
-    monkeypatch.setattr(tree_view, "MOVED_PER_REQUEST", 2)  # so that switches overlap
+    monkeypatch.setattr(victim_order, "MOVED_PER_REQUEST", 2)  # so that switches overlap
     rng = random.Random(seed)
     config = {**CONFIG, "policy": rng.choice(POLICIES)[0], "bucket_width": rng.choice([0, 0.25])}
     cache = make_cache(config, slots=rng.choice([8, 14]), tokens=rng.choice([700, 1500]), rows=4)
