@@ -23,6 +23,8 @@ def bind(cache: HybridMarconiCache, scheduler: Any) -> None:
     config, parallel = cache.config, get_parallel()
     # The rank that reads the requests: it records and decides, for its replica alone.
     leads = parallel.pp_rank == parallel.attn_tp_rank == parallel.attn_cp_rank == 0
+    if scheduler.metrics_reporter.current_scheduler_metrics_enabled:
+        cache.measure()
     if config.system_end:
         found = system_end.of_tokenizer(scheduler.tokenizer, scheduler.server_args.chat_template)
         cache.wanted.system_end = found
@@ -36,6 +38,8 @@ def bind(cache: HybridMarconiCache, scheduler: Any) -> None:
     if config.is_tuned:
         chunk = scheduler.chunked_prefill_size or 0
         cache.tuning = Tuning.of(cache, max(chunk, 0), decides=leads)
+        if cache.times is not None:
+            cache.times.watch_tuning(cache.tuning)
         scheduler.request_receiver = DecisionReceiver(
             scheduler.request_receiver, cache.tuning.pending, cache.tuning.take
         )

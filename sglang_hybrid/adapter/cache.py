@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,14 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_hybrid.adapter.binding import bind
 from sglang_hybrid.adapter.counters import Counters
+from sglang_hybrid.adapter.explain import Explainer
 from sglang_hybrid.adapter.full import HybridFullComponent
 from sglang_hybrid.adapter.integrity import check_integrity
 from sglang_hybrid.adapter.mamba import HybridMambaComponent
+from sglang_hybrid.adapter.metric_table import Snapshot
+from sglang_hybrid.adapter.timing import SchedulerTimes
 from sglang_hybrid.adapter.tree_view import TreeView
-from sglang_hybrid.adapter.wanted import WantedCheckpoints
+from sglang_hybrid.adapter.wanted import WantedCheckpoints, known_pages
 from sglang_hybrid.config import CacheConfig
 from sglang_hybrid.core.checkpoints import Kind
 from sglang_hybrid.core.costs import ModelCosts
@@ -51,6 +55,8 @@ class HybridMarconiCache(UnifiedRadixCache):
         self.config = config
         self._locks_kv_only = False
         self.counters = Counters()
+        self.explainer = Explainer(self)
+        self.times: SchedulerTimes | None = None  # measured where metrics are on
         self.wanted = WantedCheckpoints(config)
         self.recorder: Recorder | None = None
         self.tuning: Tuning | None = None
@@ -73,6 +79,11 @@ class HybridMarconiCache(UnifiedRadixCache):
         }
         super().__init__(params)
 
+    def measure(self) -> None:
+        """Measure from now on what the cache's steps cost the scheduler."""
+        self.times = SchedulerTimes()
+        self.times.watch_cache(self, self.components[ComponentType.MAMBA])
+
     def bind(self, scheduler: Any) -> None:
         """``scheduler``, which built this cache, is ready to receive requests."""
         bind(self, scheduler)
@@ -82,6 +93,7 @@ class HybridMarconiCache(UnifiedRadixCache):
         self.view.tree_core = self.tree_core
         self.view.clear()
         self.wanted.clear()
+        self.explainer.places.clear()
         if self.recorder is not None:
             self.recorder.clear()
         if self.tuning is not None:
@@ -96,17 +108,30 @@ class HybridMarconiCache(UnifiedRadixCache):
             self.tuning.advance(self.view.clock)
         self._holders[id(req)] = req
         req.hybrid_prefill_target = len(req.full_untruncated_fill_ids)
+        self._count_hit(req)
         req.hybrid_turn = 0
         if req.prefix_len > 0:
             node = self.tree_core.node_by_id(req.last_node)
             req.hybrid_turn = self.view.turn_at(node)
             self.view.consume(node)
-        self.counters.requests += 1
-        self.counters.prompt_tokens += req.hybrid_prefill_target
-        self.counters.hit_tokens += req.prefix_len
         if not hasattr(req, "hybrid_hit"):
             req.hybrid_hit = req.prefix_len
         self.wanted.observe_prompt(req)
+
+    def _count_hit(self, req: Req) -> None:
+        counters, costs, hit = self.counters, self.view.costs, req.prefix_len
+        short = self.explainer.admitted(req, known_pages(req))
+        counters.short.count(short)
+        counters.requests += 1
+        counters.prompt_tokens += short.prompt
+        counters.hit_tokens += hit
+        counters.lost_tokens += max(0, min(short.kv, short.reusable) - hit)
+        counters.prompt_flops += costs.prefill_flops(short.prompt)
+        if hit > 0:
+            counters.saved_flops += costs.prefill_flops(hit)
+            checkpoint = self.view.checkpoints.get(req.last_node)
+            if checkpoint is not None:
+                counters.count_hit(checkpoint.kind)
 
     def on_finished(self, req: Req, length: int) -> None:
         """``req`` finished and ``length`` of its tokens enter the tree."""
@@ -148,7 +173,10 @@ class HybridMarconiCache(UnifiedRadixCache):
         self._holders[id(req)] = req
         has_branch = result.mamba_branching_seqlen is not None
         branch = (result.full_kv_hit_length, branch_kind) if has_branch else None
-        self.wanted.plan(req, key, result.device_prefix_len, branch)
+        hit, kv_hit = result.device_prefix_len, result.full_kv_hit_length
+        reachable = self.components[ComponentType.MAMBA].reachable_depth(hit, kv_hit)
+        self.explainer.matched(req, result, reachable)
+        self.wanted.plan(req, key, hit, branch)
 
     def plan_chunk(self, req: Req, end: int | None = None) -> int | None:
         """The wanted checkpoint that ``req``'s next chunk is to keep, in tokens, or None.
@@ -241,11 +269,23 @@ class HybridMarconiCache(UnifiedRadixCache):
         """Raise AssertionError unless slots, tree and indexes agree. O(tree); for tests."""
         check_integrity(self, list(self._holders.values()))
 
+    def snapshot(self) -> Snapshot:
+        """What the metrics show."""
+        return Snapshot(
+            counters=self.counters.as_dict(),
+            live={kind.name.lower(): count for kind, count in self.view.live.items()},
+            state_bytes=self.view.costs.state_bytes,
+            short_hits=self.counters.short.as_dict(),
+            record=(0, 0) if self.recorder is None else self.recorder.size,
+            tuning=None if self.tuning is None else self.tuning.status(),
+        )
+
     def status(self) -> dict:
         """Configuration and counters for ``/server_info``."""
+        snapshot = dataclasses.asdict(self.snapshot())
         return {
             "config": self.config.effective(),
             "checkpoint_grid": self.checkpoint_grid,
-            "counters": self.counters.as_dict(),
-            "tuning": None if self.tuning is None else self.tuning.status(),
+            **snapshot,
+            "times": {} if self.times is None else self.times.totals(),
         }

@@ -15,6 +15,7 @@ class HybridFullComponent(ViewDriven, FullComponent):
         # The one place that every deletion of a node passes.
         super().discard_deleted_session_leaf(node)
         self.cache.view.forget(node)
+        self.cache.explainer.places.forget(node)
 
     def redistribute_on_node_split(self, new_parent, child):
         super().redistribute_on_node_split(new_parent, child)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 _SERVER_ARGS = "sglang.srt.server_args.ServerArgs"
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_REPORTER = "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter"
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,24 @@ SCHEDULER = (
     ),
     Hook(
         f"{_SCHEDULER}.get_internal_state", "after", "sglang_hybrid.adapter.serving:internal_state"
+    ),
+    Hook(
+        f"{_SCHEDULER}.set_internal_state",
+        "around",
+        "sglang_hybrid.adapter.record_export:set_internal_state",
+    ),
+    Hook(
+        f"{_REPORTER}.report_prefill_stats", "after", "sglang_hybrid.adapter.metrics:after_prefill"
+    ),
+    Hook(f"{_REPORTER}.report_decode_stats", "after", "sglang_hybrid.adapter.metrics:after_decode"),
+    Hook(
+        f"{_REPORTER}._maybe_log_idle_metrics", "after", "sglang_hybrid.adapter.metrics:after_idle"
+    ),
+    Hook(
+        "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
+        ".get_cached_tokens_details",
+        "after",
+        "sglang_hybrid.adapter.explain:cached_tokens_details",
     ),
 )
 """Only in a scheduler that builds this cache, so that a stock server is not touched."""

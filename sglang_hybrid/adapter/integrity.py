@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
@@ -81,6 +82,10 @@ def _check_checkpoints(cache: HybridMarconiCache, nodes: list) -> None:
     assert view.checkpoints.keys() == with_state, (
         f"checkpoints without a state {view.checkpoints.keys() - with_state}, "
         f"states without a checkpoint {with_state - view.checkpoints.keys()}"
+    )
+    kinds = Counter(checkpoint.kind for checkpoint in view.checkpoints.values())
+    assert {kind: n for kind, n in view.live.items() if n} == kinds, (
+        f"live checkpoints by kind are {kinds}, counted were {view.live}"
     )
     depths = {cache.tree_core.root_node.id: 0}
     for node in sorted(nodes, key=lambda n: n.id):

@@ -11,7 +11,9 @@ from sglang.srt.runtime_context import mamba_track_grid
 from sglang.srt.utils.rank_consensus_checker import assert_same
 
 from sglang_hybrid.adapter.view_driven import ViewDriven
+from sglang_hybrid.adapter.wanted import known_pages
 from sglang_hybrid.core.checkpoints import Kind
+from sglang_hybrid.core.pages import Hashes
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -43,6 +45,7 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
         self.mamba_track_grid = mamba_track_grid(params.page_size)
         self._pending: _Pending | None = None
         self._kept_tail: int | None = None
+        self._pages: Hashes | None = None
 
     # ---- branch points ----
 
@@ -93,6 +96,7 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
             self.cache.unlock(lock)
             if slot is None:
                 self.cache.counters.missed_copies += 1
+                self.cache.explainer.gave_up(params.req)
                 return self.tree_core.empty_match_result
             params.req.kv.mamba_pool_idx = slot[0]
         return super().finalize_match_result_in_cache(params, result)
@@ -100,9 +104,10 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
     # ---- checkpoints of a request ----
 
     def prepare_for_caching_req(self, req, insert_params, token_ids_len, is_finished):
-        if is_finished:
-            return self._prepare_finished(req, insert_params, token_ids_len)
-        return self._prepare_unfinished(req, insert_params, token_ids_len)
+        prepare = self._prepare_finished if is_finished else self._prepare_unfinished
+        length = prepare(req, insert_params, token_ids_len)
+        self._pages = known_pages(req)
+        return length
 
     def _prepare_finished(self, req, insert_params, token_ids_len):
         """A finished request hands over the state it holds: no slot is needed."""
@@ -210,6 +215,7 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
         """A slot for a new checkpoint, or None if it is not worth one or none can be had."""
         counters, view = self.cache.counters, self.cache.view
         if setting == "never" or (setting != "always" and not self.cache.takes_first_victims):
+            counters.unwanted_checkpoints += 1
             return None
         evict = (
             setting == "always"
@@ -253,6 +259,7 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
             holder.id, self.component_type, params.mamba_value
         )
         view.attach(holder, pending.kind, pending.depth, pending.turn)
+        self.cache.explainer.places.taken(holder, pending.depth, self._pages)
         self.cache.counters.count_checkpoint(pending.kind)
 
     def _node_at(self, node, depth, cache_actions):
@@ -269,7 +276,7 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
         return node
 
     def cleanup_after_caching_req(self, req, is_finished, insert_result=None, insert_params=None):
-        self._pending = None
+        self._pending = self._pages = None
         super().cleanup_after_caching_req(req, is_finished, insert_result, insert_params)
         if not is_finished and self.cache.enable_mamba_extra_buffer:
             self._turn_track_index(req)
@@ -281,10 +288,14 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
     def evict_component(
         self, node, device_frees, host_frees, cache_actions, target=EvictLayer.DEVICE
     ):
+        cache, checkpoint = self.cache, self.cache.view.checkpoints.get(node.id)
         freed = super().evict_component(node, device_frees, host_frees, cache_actions, target)
         if freed[0]:
-            self.cache.view.detach(node)
-            self.cache.counters.evicted_states += freed[0]
+            cache.view.detach(node)
+            cache.counters.evicted_states += freed[0]
+            if checkpoint is not None:
+                cache.counters.evicted_unused += not checkpoint.hits
+                cache.explainer.places.evicted(node, checkpoint.depth)
         return freed
 
     def _evict_device_next_node(self, tracker, device_frees, host_frees, cache_actions):
@@ -294,6 +305,7 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
         if victim is None:
             return None
         assert_same("hybrid-marconi evicts the state of node %d", victim.id)
+        self.cache.counters.count_state_victim(self.cache.view.tree.live_children(victim))
         # The KV stays until the KV pool needs it: of a leaf as evidence for branch points.
         self.tree_core._evict_component_and_detach_lru(
             victim,

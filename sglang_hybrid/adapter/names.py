@@ -146,7 +146,25 @@ NAMES: tuple[Name, ...] = (
             "get_prefill_adder_class": "self",
             "get_internal_state": "self recv_req",
             "init_request_receiver": "self",
+            "set_internal_state": "self recv_req",
         },
+    ),
+    *_of(
+        "sglang.srt.managers.scheduler_components.metrics_reporter:SchedulerMetricsReporter",
+        {
+            "report_prefill_stats": "self batch prefill_stats can_run_cuda_graph "
+            "dp_cooperation_info",
+            "report_decode_stats": "self can_run_cuda_graph running_batch num_generated_tokens",
+            "_maybe_log_idle_metrics": "self",
+        },
+    ),
+    *_of(
+        "sglang.srt.managers.scheduler_components.output_streamer:SchedulerOutputStreamer",
+        {"get_cached_tokens_details": "self req"},
+    ),
+    *_of(
+        "sglang.srt.managers.io_struct",
+        {"SetInternalStateReqOutput": None, "CachedTokensDetails": None},
     ),
     *_of(
         "sglang.srt.managers.scheduler_components.request_receiver:SchedulerRequestReceiver",

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
 
+_RECORD_BYTES, _PAGE_BYTES = 48, 8
+
+
 class Recorder:
     """Collects records into windows, and keeps the latest in a bounded ring.
 
@@ -54,6 +57,21 @@ class Recorder:
         if self.ring is not None:
             self.ring.append(window)
         return window
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Requests that the ring holds, and the bytes that they take."""
+        if self.ring is None:
+            return 0, 0
+        return len(self.ring), _RECORD_BYTES * len(self.ring) + _PAGE_BYTES * self.ring.num_pages
+
+    def window(self) -> Window | None:
+        """All records held, the window under way included; None if there are none."""
+        held = None if self.ring is None else self.ring.window()
+        if self.ring is None or not len(self._builder):
+            return held
+        rest = self._builder.peek()
+        return rest if held is None else Window.joined([held, rest])
 
     def to_jsonl(self, salt: bytes) -> str:
         """All records held, the window under way included, as `hybrid-marconi replay` reads them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from sglang_hybrid.adapter import hooks, record
+from sglang_hybrid.adapter import hooks, record, record_export
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,8 @@ def internal_state(reply: Any, scheduler: Any, _request: Any) -> Any:
     """Hook after `Scheduler.get_internal_state`: add the configuration in effect and counters."""
     try:
         status = scheduler.tree_cache.status()
+        if (part := record_export.of(scheduler).take()) is not None:
+            status[record_export.PART_KEY] = part
     except Exception as error:  # a report must not end a scheduler that serves
         logger.exception("The state of the cache could not be reported")
         status = {"error": f"{type(error).__name__}: {error}"}

@@ -81,6 +81,7 @@ class TreeView:
         self.clock = 0
         self.tree = LiveTree(self.costs)
         self.checkpoints = self.tree.checkpoints
+        self.live = dict.fromkeys(Kind, 0)  # how many of `checkpoints` are of each kind
         self.used_kinds: set[Kind] = set()
         self._drawn_from = DrawList()
         self.states = state_victims(self._new_index, self.bucket_width)
@@ -121,6 +122,7 @@ class TreeView:
             is_first_victim=self._starts_as_first_victim(kind),
             turn=turn,
         )
+        self.live[kind] += 1
         self._touch_all(self.tree.add(node, checkpoint))
         self._drawn_from.append(node.id)
         self.touch(node)
@@ -130,6 +132,7 @@ class TreeView:
         if node.id not in self.checkpoints:
             return
         self._learn(node, is_hit=False)
+        self.live[self.checkpoints[node.id].kind] -= 1
         self.states.discard(node.id)
         self._drawn_from.remove(node.id)
         self._touch_all(self.tree.remove(node))
@@ -171,7 +174,7 @@ class TreeView:
         checkpoint = self.checkpoints[node.id]
         checkpoint.last_use = self.clock
         if checkpoint.is_first_victim:
-            checkpoint.kind = kind
+            self._set_kind(checkpoint, kind)
             checkpoint.is_first_victim = self._starts_as_first_victim(kind)
         self.touch(node)
 
@@ -179,10 +182,15 @@ class TreeView:
         """``node``'s checkpoint turned out to be of ``kind``, and is in use until now."""
         checkpoint = self.checkpoints[node.id]
         if checkpoint.kind not in BRANCHES:
-            checkpoint.kind = kind
+            self._set_kind(checkpoint, kind)
             checkpoint.is_first_victim = not checkpoint.hits and self._starts_as_first_victim(kind)
         checkpoint.last_use = self.clock
         self.touch(node)
+
+    def _set_kind(self, checkpoint: Checkpoint, kind: Kind) -> None:
+        self.live[checkpoint.kind] -= 1
+        self.live[kind] += 1
+        checkpoint.kind = kind
 
     def _starts_as_first_victim(self, kind: Kind) -> bool:
         """Once one of its kind was hit, new checkpoints of the kind are ordinary ones."""

@@ -27,6 +27,12 @@ def chain_of(req: Req) -> PageChain:
     return chain
 
 
+def known_pages(req: Req) -> Hashes | None:
+    """The page hashes of ``req`` that were needed until now; None if none were."""
+    chain: PageChain | None = getattr(req, "hybrid_pages", None)
+    return None if chain is None else chain.hashes
+
+
 class WantedCheckpoints:
     """Plans the checkpoints inside a prompt, and remembers what planning needs.
 

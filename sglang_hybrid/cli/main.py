@@ -42,6 +42,10 @@ COMMANDS = {
         extra="sim",
     ),
     "verify": Command("sglang_hybrid.cli.verify", "check the cache of a running server"),
+    "top": Command("sglang_hybrid.cli.top", "watch the cache of a running server"),
+    "record": Command(
+        "sglang_hybrid.cli.record", "write the requests that a running server remembers to a file"
+    ),
 }
 
 

@@ -123,6 +123,7 @@ class Driver:
     def __init__(self, cache: HybridMarconiCache, chunk: int = 1 << 14):
         self.cache = cache
         self.chunk = chunk
+        self.custom_params = None  # of the sampling parameters of requests from now on
         self._ids = itertools.count()
 
     def start(self, prompt, extra_key=None):
@@ -134,7 +135,9 @@ class Driver:
             rid=f"r{next(self._ids)}",
             origin_input_text="",
             origin_input_ids=array("q", prompt),
-            sampling_params=SamplingParams(max_new_tokens=1 << 10),
+            sampling_params=SamplingParams(
+                max_new_tokens=1 << 10, custom_params=self.custom_params
+            ),
             extra_key=extra_key,
         )
         req.init_next_round_input(self.cache)

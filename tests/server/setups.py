@@ -50,7 +50,7 @@ class Setup:
 
 SETUPS = [
     Setup("no_buffer", "no_buffer", 12, 2048, args=("--disable-overlap-schedule",)),
-    Setup("extra_buffer", "extra_buffer", 20, 2048),
+    Setup("extra_buffer", "extra_buffer", 20, 2048, args=("--enable-metrics",)),
     Setup("no_buffer_chunked_8", "no_buffer", 8, 128, args=("--disable-overlap-schedule",)),
     Setup(
         "extra_buffer_page_64_no_overlap_8",

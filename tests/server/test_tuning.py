@@ -7,7 +7,10 @@ import time
 import psutil
 import pytest
 import requests
+import scrape
 from cpu_server import launch
+
+from sglang_hybrid.cli import main
 
 WINDOW = 10
 FLAGS = [
@@ -82,6 +85,19 @@ def test_windows_are_scored_and_an_arm_comes_into_force(tuned):
     assert sum(state["switches"].values()) <= state["windows"]
     log = tuned.log.read_text(errors="replace")
     assert log.count("(from request ") == sum(state["switches"].values())
+
+
+def test_every_query_of_the_dashboard_is_answered(tuned):
+    serve(tuned, 1, 40)
+    wait_for(lambda: status(tuned)["predicted_flops"], "no window was scored")
+    # Written within a second while the server is idle.
+    wait_for(lambda: not scrape.unanswered(tuned), "queries without an answer")
+
+
+def test_top_shows_the_tuner(tuned, capsys):
+    assert main.main(["top", "--url", tuned.url, "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert status(tuned)["arm"] in shown and "running" in shown and "█" in shown
 
 
 def test_the_process_holds_neither_torch_nor_a_high_priority(tuned):

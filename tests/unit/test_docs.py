@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from sglang_hybrid.adapter import metric_table
+from sglang_hybrid.adapter.short_hits import Reason
 from sglang_hybrid.config import markdown_table
 
 ROOT = Path(__file__).parents[2]
-START, END = "<!-- keys:", "<!-- end of keys -->"
 PAGES = [
     "README.md",
     "docs/design.md",
@@ -23,11 +24,14 @@ PAGES = [
 ]
 
 
-def test_the_table_of_keys_is_current():
+@pytest.mark.parametrize(
+    ("what", "table"), [("keys", markdown_table()), ("metrics", metric_table.markdown_table())]
+)
+def test_generated_tables_are_current(what, table):
     text = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
-    _, _, rest = text.partition(START)
-    table = rest.partition("-->\n")[2].partition(END)[0]
-    assert table == markdown_table(), "docs/operations.md: put markdown_table() between the markers"
+    _, _, rest = text.partition(f"<!-- {what}:")
+    found = rest.partition("-->\n")[2].partition(f"<!-- end of {what} -->")[0]
+    assert found == table, "docs/operations.md: put markdown_table() between the markers"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -51,6 +55,11 @@ def test_every_option_and_figure_of_replay_is_explained():
     assert [option for option in options if f"`{option}" not in text] == ["--help"]
     figures = [field.name for field in dataclasses.fields(ReplayResult)]
     assert [name for name in figures if f"`{name}`" not in text] == []
+
+
+def test_every_reason_of_a_short_hit_is_explained():
+    text = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    assert [reason for reason in Reason if f"| `{reason}` |" not in text] == []
 
 
 def test_every_counter_is_explained():

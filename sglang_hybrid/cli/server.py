@@ -1,0 +1,88 @@
+"""A running server, as the commands that only look at the cache see it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import requests
+
+from sglang_hybrid.cli.expectations import STATE_KEY
+
+
+class ServerError(RuntimeError):
+    """The server cannot be asked; the message is one line."""
+
+
+class Server:
+    """The endpoints of SGLang that tell about the cache.
+
+    Args:
+        url: without a path.
+        api_key, admin_key: the server's keys; the admin key is for `set_state`, which
+            takes the other where there is none.
+        timeout_s: for one answer.
+
+    Raises:
+        ServerError: from every method, if the server cannot be reached, refuses, or does
+            not run this cache.
+    """
+
+    def __init__(
+        self, url: str, api_key: str | None, timeout_s: float, admin_key: str | None = None
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._key, self._admin_key = api_key, admin_key or api_key
+        self._session = requests.Session()
+
+    def caches(self) -> list[dict[str, Any]]:
+        """Status of the cache of every DP rank."""
+        reply = self._call("GET", "/server_info", self._key)
+        try:
+            states = reply.json()["internal_states"]
+            found = [state[STATE_KEY] for state in states if STATE_KEY in state]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ServerError(
+                f"{self.url}/server_info is not SGLang's ({type(error).__name__}); check --url"
+            ) from None
+        if not found:
+            raise ServerError(
+                f"{self.url} does not run --cache hybrid-marconi (no {STATE_KEY} in "
+                "internal_states of /server_info); start the server with that flag"
+            )
+        broken = next((status["error"] for status in found if "error" in status), None)
+        if broken:
+            raise ServerError(f"the server could not report its cache: {broken}; see its log")
+        return found
+
+    def set_state(self, **values: float) -> list[bool]:
+        """Set scheduler values, see `/set_internal_state`; whether each DP rank took them."""
+        body = {"server_args": values}
+        reply = self._call("POST", "/set_internal_state", self._admin_key, json=body)
+        try:
+            taken = [bool(each) for each in reply.json()]
+        except (ValueError, TypeError):
+            raise ServerError(
+                f"{self.url}/set_internal_state is not SGLang's; check --url"
+            ) from None
+        return taken
+
+    def _call(self, method: str, path: str, key: str | None, **kwargs: Any) -> requests.Response:
+        if key:
+            kwargs["headers"] = {"Authorization": f"Bearer {key}"}
+        try:
+            reply = self._session.request(
+                method, self.url + path, timeout=self._timeout_s, **kwargs
+            )
+        except requests.RequestException as error:
+            raise ServerError(
+                f"{self.url} cannot be reached ({type(error).__name__}); check --url"
+            ) from None
+        if reply.status_code in (401, 403):
+            raise ServerError(
+                f"{self.url}{path} answers {reply.status_code}; give the server's key with "
+                "--api-key, and what only its admin may do with --admin-api-key"
+            )
+        if not reply.ok:
+            raise ServerError(f"{self.url}{path} answers {reply.status_code}: {reply.text[:200]}")
+        return reply
