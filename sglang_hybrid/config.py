@@ -25,10 +25,9 @@ _SHOWN_CHARS = 60
 _MAX_TOKENS = 2**31 - 1
 """Bound of integer keys: `/server_info` cannot carry integers beyond 64 bits."""
 
-_DEFAULT_ALPHA = {"utility": 0.5, "marconi": 1.0, "lru": 0.0}
-
-_NOT_YET_KEYS = ("ghost_forks", "system_end", "tuner", "branch_checkpoint")
-_NOT_YET_VALUES = {("policy", "auto")}
+_START_POLICY = {"auto": "utility"}
+_START_ALPHA = {"auto": 0.5, "utility": 0.5, "marconi": 0.0, "lru": 0.0, "density": 0.0}
+"""Alpha where none is given; what is tuned starts from it."""
 
 
 class ConfigError(ValueError):
@@ -46,18 +45,20 @@ class CacheConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    policy: Literal["utility", "marconi", "lru"] = _key(
-        "utility",
+    policy: Literal["auto", "utility", "marconi", "lru", "density"] = _key(
+        "auto",
         kind="string",
-        allowed='"utility", "marconi", "lru"',
-        meaning="How eviction orders its victims.",
+        allowed='"auto", "utility", "marconi", "lru", "density"',
+        meaning="How eviction orders its victims. auto chooses policy, alpha and admission by "
+        "itself while serving, marconi its alpha; the others stay as they are.",
     )
     alpha: float | None = _key(
         None,
         kind="number or null",
-        allowed=f"a number from 0 to {MAX_ALPHA:g} (null: 0.5 for utility, 1.0 for marconi; "
-        "lru: only 0)",
-        meaning="Weight of the saved computation against recency; 0 orders by recency alone.",
+        allowed=f"a number from 0 to {MAX_ALPHA:g} with policy utility or marconi (null: 0.5 for "
+        "utility, tuned for marconi), 0 with lru",
+        meaning="Weight of the saved computation against recency; 0 orders by recency alone. "
+        "A number is kept as it is.",
         ge=0,
         le=MAX_ALPHA,
         allow_inf_nan=False,
@@ -69,6 +70,20 @@ class CacheConfig(BaseModel):
         meaning="A branch point gets a checkpoint if it lies at least this far beyond the hit.",
         ge=1,
         le=_MAX_TOKENS,
+    )
+    ghost_forks: bool = _key(
+        True,
+        kind="boolean",
+        allowed="true, false",
+        meaning="Whether the deepest point of a prompt where sequences are known to have "
+        "diverged gets a checkpoint even when its KV has gone.",
+    )
+    system_end: bool = _key(
+        True,
+        kind="boolean",
+        allowed="true, false",
+        meaning="Whether the end of the system message gets a checkpoint at first sight, where "
+        "the chat template tells it.",
     )
     prompt_end: Literal["auto", "always", "never"] = _key(
         "auto",
@@ -91,6 +106,45 @@ class CacheConfig(BaseModel):
         ge=0,
         allow_inf_nan=False,
     )
+    tuner: Literal["shadows", "bootstrap"] = _key(
+        "shadows",
+        kind="string",
+        allowed='"shadows", "bootstrap" (with policy marconi and no alpha)',
+        meaning="How alpha and policy are tuned. shadows: continuously, by caches simulated beside "
+        "the real one; bootstrap: LRU until the first eviction and a window after it, then once, "
+        "as in the paper.",
+    )
+    tuner_window: int = _key(
+        100,
+        kind="integer",
+        allowed="an integer from 10 to 100000",
+        meaning="Requests between two decisions of the tuner.",
+        ge=10,
+        le=100_000,
+    )
+    bootstrap_factor: int = _key(
+        5,
+        kind="integer",
+        allowed="an integer from 5 to 15",
+        meaning="Length of the bootstrap window, in multiples of the requests before the first "
+        "eviction.",
+        ge=5,
+        le=15,
+    )
+    objective: Literal["flops", "tokens"] = _key(
+        "flops",
+        kind="string",
+        allowed='"flops", "tokens"',
+        meaning="What the tuner maximises: FLOPs saved, or tokens hit.",
+    )
+    record_requests: int = _key(
+        4096,
+        kind="integer",
+        allowed="an integer from 0 to 1000000 (0: none)",
+        meaning="Requests remembered as hashes of pages, for `hybrid-marconi record`.",
+        ge=0,
+        le=1_000_000,
+    )
     strict: bool = _key(
         False,
         kind="boolean",
@@ -100,19 +154,36 @@ class CacheConfig(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _alpha_fits_policy(self) -> CacheConfig:
-        if self.policy == "lru" and self.alpha:
-            raise ValueError("lru-alpha")
+    def _fits_policy(self) -> CacheConfig:
+        takes_alpha = self.policy in ("utility", "marconi")
+        if self.alpha is not None and not takes_alpha and (self.alpha or self.policy != "lru"):
+            raise ValueError("alpha")
+        if self.tuner == "bootstrap" and not (self.policy == "marconi" and self.is_tuned):
+            raise ValueError("tuner")
         return self
 
     @property
+    def is_tuned(self) -> bool:
+        """Whether a tuner chooses what is in force."""
+        return self.policy == "auto" or (self.policy == "marconi" and self.alpha is None)
+
+    @property
+    def start_policy(self) -> str:
+        """The policy in force at start-up."""
+        return _START_POLICY.get(self.policy, self.policy)
+
+    @property
     def effective_alpha(self) -> float:
-        """`alpha`, or the default of the policy where it is not given."""
-        return _DEFAULT_ALPHA[self.policy] if self.alpha is None else self.alpha
+        """`alpha`, or what the policy starts with where it is not given."""
+        return _START_ALPHA[self.policy] if self.alpha is None else self.alpha
+
+    @property
+    def _fixed_alpha(self) -> float | None:
+        return None if self.policy == "density" else self.effective_alpha
 
     def effective(self) -> dict[str, Any]:
         """Every key with the value in effect, ready for JSON."""
-        return {**self.model_dump(), "alpha": self.effective_alpha}
+        return {**self.model_dump(), "alpha": None if self.is_tuned else self._fixed_alpha}
 
     @classmethod
     def parse(cls, source: str | Mapping[str, Any] | CacheConfig) -> CacheConfig:
@@ -176,17 +247,7 @@ def _not_an_object(source: Any) -> str:
 
 def _check_known(key: Any, value: Any) -> None:
     if isinstance(key, str) and key in CacheConfig.model_fields:
-        if isinstance(value, str) and (key, value) in _NOT_YET_VALUES:
-            raise ConfigError(
-                f"{SOURCE}: {key} = {_shown(value)} is not available in this version; allowed: "
-                f"{_allowed(key)}; use one of these"
-            )
         return
-    if key in _NOT_YET_KEYS:
-        raise ConfigError(
-            f"{SOURCE}: key {_shown(key)} (value {_shown(value)}) is not available in this "
-            f"version; allowed keys: {_known_keys()}; remove it"
-        )
     close = difflib.get_close_matches(str(key)[:_SHOWN_CHARS], CacheConfig.model_fields, n=1)
     hint = f'did you mean "{close[0]}"?' if close else "remove it"
     raise ConfigError(
@@ -197,12 +258,19 @@ def _check_known(key: Any, value: Any) -> None:
 
 def _explain(error: ValidationError, values: Mapping[str, Any]) -> str:
     """The first problem that pydantic found, as one line."""
-    location = error.errors(include_url=False, include_context=False, include_input=False)[0]["loc"]
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    location = first["loc"]
+    policy = _shown(values.get("policy", CacheConfig.model_fields["policy"].default))
+    if not location and first["msg"].endswith("tuner"):
+        return (
+            f'{SOURCE}: tuner = "bootstrap" tunes the alpha of policy "marconi" only, got policy '
+            f'{policy}, alpha {_shown(values.get("alpha"))}; allowed: policy "marconi" without '
+            "alpha; change them, or remove tuner"
+        )
     if not location:
         return (
-            f"{SOURCE}: alpha = {_shown(values['alpha'])} has no meaning with policy "
-            '"lru", which orders by recency alone; allowed: 0 or null; remove alpha, or choose '
-            'policy "utility" or "marconi"'
+            f"{SOURCE}: alpha = {_shown(values['alpha'])} has no meaning with policy {policy}; "
+            'allowed: null, or 0 with "lru"; remove alpha, or choose policy "utility" or "marconi"'
         )
     key = str(location[0])
     default = _shown(CacheConfig.model_fields[key].default)

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import operator
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from sglang_hybrid.adapter.binding import bind
 from sglang_hybrid.adapter.counters import Counters
 from sglang_hybrid.adapter.full import HybridFullComponent
 from sglang_hybrid.adapter.integrity import check_integrity
 from sglang_hybrid.adapter.mamba import HybridMambaComponent
 from sglang_hybrid.adapter.tree_view import TreeView
+from sglang_hybrid.adapter.wanted import WantedCheckpoints
 from sglang_hybrid.config import CacheConfig
 from sglang_hybrid.core.checkpoints import Kind
 from sglang_hybrid.core.costs import ModelCosts
-from sglang_hybrid.core.policies import make_policy
+from sglang_hybrid.core.hit_density import DensityTable
+from sglang_hybrid.core.policies import Policy, make_policy
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.base_prefix_cache import MatchResult
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    from sglang_hybrid.adapter.recorder import Recorder
+    from sglang_hybrid.adapter.tuning import Tuning
 
 COMPONENTS = {
     ComponentType.FULL: HybridFullComponent,
@@ -44,14 +51,19 @@ class HybridMarconiCache(UnifiedRadixCache):
         self.config = config
         self._locks_kv_only = False
         self.counters = Counters()
+        self.wanted = WantedCheckpoints(config)
+        self.recorder: Recorder | None = None
+        self.tuning: Tuning | None = None
+        self.takes_first_victims = True
         first_victims = {Kind.CHUNK}
         if config.prompt_end == "auto":
             first_victims.add(Kind.PROMPT_END)
+        self._first_victims = frozenset(first_victims)
         self.view = TreeView(
             costs,
-            make_policy(config.policy, config.effective_alpha),
+            make_policy(config.start_policy, config.effective_alpha),
             config.bucket_width,
-            frozenset(first_victims),
+            self._first_victims,
         )
         # Requests that may hold state slots; only `check_integrity` reads it.
         self._holders: weakref.WeakValueDictionary[int, Req] = weakref.WeakValueDictionary()
@@ -61,30 +73,71 @@ class HybridMarconiCache(UnifiedRadixCache):
         }
         super().__init__(params)
 
+    def bind(self, scheduler: Any) -> None:
+        """``scheduler``, which built this cache, is ready to receive requests."""
+        bind(self, scheduler)
+
     def reset(self) -> None:
         super().reset()
         self.view.tree_core = self.tree_core
         self.view.clear()
+        self.wanted.clear()
+        if self.recorder is not None:
+            self.recorder.clear()
+        if self.tuning is not None:
+            self.tuning.reset()
 
     # ---- what the scheduler's prefill path tells ----
 
     def on_admitted(self, req: Req) -> None:
         """``req`` was admitted for prefill: one sighting, however often it was matched."""
         self.view.tick()
+        if self.tuning is not None:
+            self.tuning.advance(self.view.clock)
         self._holders[id(req)] = req
         req.hybrid_prefill_target = len(req.full_untruncated_fill_ids)
+        req.hybrid_turn = 0
         if req.prefix_len > 0:
-            self.view.consume(self.tree_core.node_by_id(req.last_node))
+            node = self.tree_core.node_by_id(req.last_node)
+            req.hybrid_turn = self.view.turn_at(node)
+            self.view.consume(node)
         self.counters.requests += 1
         self.counters.prompt_tokens += req.hybrid_prefill_target
         self.counters.hit_tokens += req.prefix_len
+        if not hasattr(req, "hybrid_hit"):
+            req.hybrid_hit = req.prefix_len
+        self.wanted.observe_prompt(req)
+
+    def on_finished(self, req: Req, length: int) -> None:
+        """``req`` finished and ``length`` of its tokens enter the tree."""
+        pages = self.wanted.pages_of(req, length)
+        self.wanted.observe_sequence(pages)
+        if self.recorder is None:
+            return
+        window = self.recorder.add(req, length, pages, self.wanted)
+        if self.tuning is not None:
+            self.tuning.count_request()
+            if window is not None:
+                self.tuning.record(window)
+
+    def put_in_force(
+        self, policy: Policy, takes_first_victims: bool, table: DensityTable | None
+    ) -> None:
+        """Evict by ``policy`` from now on; what is resident stays.
+
+        Args:
+            takes_first_victims: whether states that admission does not ask for are kept.
+            table: hit densities to begin with, for the policy that needs them.
+        """
+        self.takes_first_victims = takes_first_victims
+        self.view.switch(policy, self._first_victims, table)
 
     @staticmethod
     def prefill_target(req: Req) -> int:
         """Tokens at which ``req``'s prefill ends (prompt, or prompt + output after retraction)."""
         return getattr(req, "hybrid_prefill_target", len(req.origin_input_ids))
 
-    def note_match(self, req: Req, result: MatchResult, branch_kind: Kind) -> None:
+    def note_match(self, req: Req, result: MatchResult, key: RadixKey, branch_kind: Kind) -> None:
         """``req`` was matched, and may now hold a slot for the copy of its hit.
 
         ``result.mamba_branching_seqlen`` is the branch point as this match sees it;
@@ -93,16 +146,31 @@ class HybridMarconiCache(UnifiedRadixCache):
         and superseded when the conversation has moved on.
         """
         self._holders[id(req)] = req
-        req.hybrid_branch_kind = branch_kind
         has_branch = result.mamba_branching_seqlen is not None
-        req.hybrid_branch_depth = result.full_kv_hit_length if has_branch else None
+        branch = (result.full_kv_hit_length, branch_kind) if has_branch else None
+        self.wanted.plan(req, key, result.device_prefix_len, branch)
 
-    def plan_chunk(self, req: Req) -> int | None:
-        """Branch point that ``req``'s next chunk can reach, in tokens, or None."""
-        depth = req.hybrid_branch_depth
-        if depth is not None:
-            depth = self.components[ComponentType.MAMBA].reachable_depth(req.prefix_len, depth)
-        req.mamba_branching_seqlen = depth if depth and depth > req.prefix_len else None
+    def plan_chunk(self, req: Req, end: int | None = None) -> int | None:
+        """The wanted checkpoint that ``req``'s next chunk is to keep, in tokens, or None.
+
+        Under ``no_buffer`` the chunk can be cut at the first; otherwise the forward keeps
+        one state, and the deepest is worth most.
+
+        Args:
+            end: where the chunk ends, if that is known; later ones wait for later chunks.
+        """
+        start, component = req.prefix_len, self.components[ComponentType.MAMBA]
+        reachable = [
+            (component.reachable_depth(start, depth), kind)
+            for depth, kind in self.wanted.of(req)
+            if depth > start and (end is None or depth <= end)
+        ]
+        reachable = [place for place in reachable if place[0] > start]
+        if not reachable:
+            req.mamba_branching_seqlen = None
+            return None
+        place = reachable[-1] if self.enable_mamba_extra_buffer else reachable[0]
+        req.mamba_branching_seqlen, req.hybrid_branch_kind = place
         return req.mamba_branching_seqlen
 
     @property
@@ -146,6 +214,19 @@ class HybridMarconiCache(UnifiedRadixCache):
         self._check_if_strict()
         return result
 
+    def _evict_device_leaf(self, node_id, tracker):
+        # What no checkpoint follows any longer goes with its leaf: it cannot be hit, and
+        # how a path was cut into nodes must not matter.
+        leaves, above = self.tree_core.evictable_device_leaves, self._parent_of(node_id)
+        backup = super()._evict_device_leaf(node_id, tracker)
+        while backup is None and above in leaves and above.id not in self.view.checkpoints:
+            node_id, above = above.id, above.parent
+            backup = super()._evict_device_leaf(node_id, tracker)
+        return backup
+
+    def _parent_of(self, node_id):
+        return self.tree_core.node_by_id(node_id).parent
+
     def _component_available_size(self, component_type):
         if component_type is ComponentType.MAMBA:
             # Asked for several times per victim; `len` of a tensor is a slow call.
@@ -163,7 +244,8 @@ class HybridMarconiCache(UnifiedRadixCache):
     def status(self) -> dict:
         """Configuration and counters for ``/server_info``."""
         return {
-            "config": {**self.config.model_dump(), "alpha": self.config.effective_alpha},
+            "config": self.config.effective(),
             "checkpoint_grid": self.checkpoint_grid,
             "counters": self.counters.as_dict(),
+            "tuning": None if self.tuning is None else self.tuning.status(),
         }

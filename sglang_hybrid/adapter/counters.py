@@ -15,6 +15,8 @@ class Counters:
     prompt_tokens: int = 0
     hit_tokens: int = 0
     branch_checkpoints: int = 0
+    ghost_fork_checkpoints: int = 0
+    system_end_checkpoints: int = 0
     prompt_end_checkpoints: int = 0
     chunk_checkpoints: int = 0
     decode_end_checkpoints: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sglang.srt.mem_cache.unified_cache.components import FullComponent
+from sglang.srt.utils.rank_consensus_checker import assert_same
 
 from sglang_hybrid.adapter.view_driven import ViewDriven
 
@@ -17,7 +18,7 @@ class HybridFullComponent(ViewDriven, FullComponent):
 
     def redistribute_on_node_split(self, new_parent, child):
         super().redistribute_on_node_split(new_parent, child)
-        self.cache.view.touch(child)
+        self.cache.view.split(new_parent, child)
 
     def _evict_device_next_node(self, tracker, device_frees, host_frees, cache_actions):
         if tracker[self.component_type] >= self._evict_device_request_cnt:
@@ -25,5 +26,6 @@ class HybridFullComponent(ViewDriven, FullComponent):
         victim = self.cache.view.leaf_victim()
         if victim is None:
             return None
+        assert_same("hybrid-marconi evicts leaf %d", victim.id)
         self.cache.counters.evicted_leaves += 1
         return victim.id

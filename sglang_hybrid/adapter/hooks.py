@@ -48,6 +48,11 @@ SCHEDULER = (
         "sglang_hybrid.adapter.serving:prefill_adder_class",
     ),
     Hook(
+        f"{_SCHEDULER}.init_request_receiver",
+        "after",
+        "sglang_hybrid.adapter.serving:bind_scheduler",
+    ),
+    Hook(
         f"{_SCHEDULER}.get_internal_state", "after", "sglang_hybrid.adapter.serving:internal_state"
     ),
 )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.unified_cache.components import EvictLayer, MambaComponent
 from sglang.srt.runtime_context import mamba_track_grid
+from sglang.srt.utils.rank_consensus_checker import assert_same
 
 from sglang_hybrid.adapter.view_driven import ViewDriven
 from sglang_hybrid.core.checkpoints import Kind
@@ -25,6 +26,7 @@ class _Pending:
 
     depth: int
     kind: Kind
+    turn: int = 0
     req: Req | None = None
 
 
@@ -77,7 +79,7 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
         """Copy-on-write of the matched state; without a slot the hit is given up."""
         if params.req is not None:
             kind = Kind.DECODE_END if self._only_continues(result) else Kind.BRANCH
-            self.cache.note_match(params.req, result, kind)
+            self.cache.note_match(params.req, result, params.key, kind)
         if (
             params.cow_mamba
             and not params.req.kv.holds_mamba
@@ -104,6 +106,7 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
 
     def _prepare_finished(self, req, insert_params, token_ids_len):
         """A finished request hands over the state it holds: no slot is needed."""
+        self.cache.on_finished(req, token_ids_len)
         depth = 0
         # With --strip-thinking-cache less is kept than was computed, and under
         # `no_buffer` there is only the state of all that was computed.
@@ -120,7 +123,8 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
             is_cached = req.kv.cache_protected_len > prompt_end - self.cache.page_size
             return 0 if is_cached else prompt_end
         is_branch = depth == req.mamba_branching_seqlen
-        self._pending = _Pending(depth, req.hybrid_branch_kind if is_branch else Kind.DECODE_END)
+        kind = req.hybrid_branch_kind if is_branch else Kind.DECODE_END
+        self._pending = _Pending(depth, kind, req.hybrid_turn)
         return max(depth, prompt_end)
 
     def _is_overwritten(self, req):
@@ -199,13 +203,13 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
             )
             insert_params.mamba_value = slot
         is_tail = is_last and kind == Kind.DECODE_END
-        self._pending = _Pending(depth, kind, req if is_tail else None)
+        self._pending = _Pending(depth, kind, req.hybrid_turn, req if is_tail else None)
         return depth if is_middle else token_ids_len
 
     def _admit(self, req, setting, depth):
         """A slot for a new checkpoint, or None if it is not worth one or none can be had."""
         counters, view = self.cache.counters, self.cache.view
-        if setting == "never":
+        if setting == "never" or (setting != "always" and not self.cache.takes_first_victims):
             return None
         evict = (
             setting == "always"
@@ -248,7 +252,7 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
         self.tree_core.set_component_device_value(
             holder.id, self.component_type, params.mamba_value
         )
-        view.attach(holder, pending.kind, pending.depth)
+        view.attach(holder, pending.kind, pending.depth, pending.turn)
         self.cache.counters.count_checkpoint(pending.kind)
 
     def _node_at(self, node, depth, cache_actions):
@@ -289,9 +293,8 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
         victim = self.cache.view.state_victim()
         if victim is None:
             return None
-        if victim in self.tree_core.evictable_device_leaves:
-            return victim.id  # the whole leaf goes, its KV included
-        # An interior state leaves a tombstone; no other component follows it.
+        assert_same("hybrid-marconi evicts the state of node %d", victim.id)
+        # The KV stays until the KV pool needs it: of a leaf as evidence for branch points.
         self.tree_core._evict_component_and_detach_lru(
             victim,
             self,

@@ -142,8 +142,17 @@ NAMES: tuple[Name, ...] = (
     ),
     *_of(
         "sglang.srt.managers.scheduler:Scheduler",
-        {"get_prefill_adder_class": "self", "get_internal_state": "self recv_req"},
+        {
+            "get_prefill_adder_class": "self",
+            "get_internal_state": "self recv_req",
+            "init_request_receiver": "self",
+        },
     ),
+    *_of(
+        "sglang.srt.managers.scheduler_components.request_receiver:SchedulerRequestReceiver",
+        {"recv_requests": "self local_reqs"},
+    ),
+    *_of("sglang.srt.utils.rank_consensus_checker", {"assert_same": "msg_fmt args"}),
     *_of(
         "sglang.srt.mem_cache.registry",
         {

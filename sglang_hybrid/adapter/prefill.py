@@ -11,10 +11,10 @@ class HybridPrefillAdder(PrefillAdder):
     """SGLang's prefill admission for a `HybridMarconiCache`.
 
     Under ``no_buffer`` a state exists only where a prefill ends, so a prefill that
-    passes a branch point is cut there and goes on as a chunked request. A pass of
+    passes a wanted checkpoint is cut there and goes on as a chunked request. A pass of
     the scheduler can leave only one request unfinished: another that needs a cut
     (or does not fit whole) waits for the next pass. Under ``extra_buffer`` the
-    forward keeps the state by itself; here its grid is laid through the branch.
+    forward keeps the state by itself; here its grid is laid through the checkpoint.
     """
 
     @property
@@ -41,7 +41,7 @@ class HybridPrefillAdder(PrefillAdder):
         )
         if isinstance(admission, AddReqResult):
             return admission
-        branch = req.mamba_branching_seqlen if self._cuts else None
+        branch = self.tree_cache.plan_chunk(req) if self._cuts else None
         cut = (
             branch is not None
             and admission.prefix_len < branch < admission.prefix_len + admission.extend_len
@@ -61,12 +61,12 @@ class HybridPrefillAdder(PrefillAdder):
 
     def _commit_prefill_admission(self, req, admission, mamba_gap_reserve):
         super()._commit_prefill_admission(req, admission, mamba_gap_reserve)
-        self.tree_cache.plan_chunk(req)
+        self.tree_cache.plan_chunk(req, req.extend_end)
         self.tree_cache.on_admitted(req)
 
     def add_chunked_req(self, req):
-        branch = self.tree_cache.plan_chunk(req)
         if self._cuts:
+            branch = self.tree_cache.plan_chunk(req)
             if branch is not None:
                 limit = branch - req.prefix_len
                 if self.chunked_req_limit is None or limit < self.chunked_req_limit:
@@ -74,7 +74,9 @@ class HybridPrefillAdder(PrefillAdder):
         else:
             self.mamba_chunk_grid = self.tree_cache.checkpoint_grid
         rest = super().add_chunked_req(req)
-        if self._cuts and branch == req.extend_end:
+        if not self._cuts:
+            self.tree_cache.plan_chunk(req, req.extend_end)
+        elif branch == req.extend_end:
             self.tree_cache.counters.branch_cuts += 1
         return rest
 

@@ -55,6 +55,14 @@ def prefill_adder_class(original: type, _scheduler: Any) -> type:
     return replacement
 
 
+def bind_scheduler(_result: None, scheduler: Any) -> None:
+    """Hook after `Scheduler.init_request_receiver`, when the cache and the tokenizer are there."""
+    from sglang_hybrid.adapter.cache import HybridMarconiCache
+
+    if isinstance(scheduler.tree_cache, HybridMarconiCache):
+        scheduler.tree_cache.bind(scheduler)
+
+
 def internal_state(reply: Any, scheduler: Any, _request: Any) -> Any:
     """Hook after `Scheduler.get_internal_state`: add the configuration in effect and counters."""
     try:

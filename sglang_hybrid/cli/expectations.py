@@ -34,7 +34,8 @@ class ServerTraits:
         track_grid: tokens between states that decoding keeps, counted from the start
             of the sequence; 1 under `no_buffer`.
         chunk_tokens: tokens of one prefill chunk; None if prefill is not chunked.
-        min_gain_tokens, prompt_end, chunk_boundary: as in `--cache-config`.
+        min_gain_tokens, prompt_end, chunk_boundary: as in `--cache-config`, or as the
+            tuner of the server has put in force.
         max_prompt_tokens: the longest prompt that the server accepts.
     """
 
@@ -82,7 +83,12 @@ class ServerTraits:
         interval = info.get("mamba_track_interval") or 256
         grid = grid or status.get("checkpoint_grid") or math.lcm(interval, page)
         buffered = strategy != "no_buffer"
-        config = status["config"]
+        config = dict(status["config"])
+        # A tuned server may have stopped keeping what admission does not ask for.
+        if not (status.get("tuning") or {}).get("first_victims", True):
+            config["chunk_boundary"] = "never"
+            if config["prompt_end"] == "auto":
+                config["prompt_end"] = "never"
         return cls(
             strategy=strategy,
             page_size=page,

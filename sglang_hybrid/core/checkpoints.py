@@ -6,11 +6,12 @@ simulator); this module turns facts read off a tree into what policies compare.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from sglang_hybrid.core.policies import LRU, Policy, Utility
-from sglang_hybrid.core.victims import VictimIndex, VictimTiers
+from sglang_hybrid.core.policies import LRU, Utility
+from sglang_hybrid.core.victims import Candidates, VictimIndex, VictimTiers
 
 
 class Kind(IntEnum):
@@ -20,7 +21,8 @@ class Kind(IntEnum):
     BRANCH = 1
     PROMPT_END = 2
     CHUNK = 3
-    SYSTEM_END = 4  # taken by replays only
+    SYSTEM_END = 4
+    GHOST_FORK = 5  # a branch point whose KV has gone
 
 
 @dataclass(slots=True)
@@ -34,6 +36,8 @@ class Checkpoint:
         last_use: clock of its last use (made, asked for again, or consumed).
         hits: times its state was consumed.
         is_first_victim: whether it goes before all that admission asked for.
+        turn: 0, 1 or 2: ends of prompts and sequences, 2 if more, from which the request
+            that took it went on.
     """
 
     depth: int
@@ -42,7 +46,11 @@ class Checkpoint:
     last_use: int
     hits: int = 0
     is_first_victim: bool = False
+    turn: int = 0
 
+
+BRANCHES = (Kind.BRANCH, Kind.GHOST_FORK, Kind.SYSTEM_END)
+"""Kinds at which sequences diverge, or will."""
 
 ENDS = (Kind.DECODE_END, Kind.PROMPT_END)
 """Kinds that are superseded once their conversation has moved on to a later checkpoint."""
@@ -52,8 +60,8 @@ class StateTier(IntEnum):
     """Order in which state slots are given up."""
 
     FIRST = 0  # not asked for by admission: prompt ends and chunk boundaries, until used
-    NORMAL = 1  # at most one child
-    FORK = 2  # two or more children; only when nothing else is left
+    NORMAL = 1  # at most one live child
+    FORK = 2  # two or more live children; only when nothing else is left
 
 
 class KVTier(IntEnum):
@@ -69,11 +77,16 @@ class KVTier(IntEnum):
 SPREAD = Utility(alpha=1.0)
 
 
-def state_victims(policy: Policy, bucket_width: float) -> VictimTiers:
-    """Index over checkpoints, one `VictimIndex` per `StateTier`."""
-    return VictimTiers([VictimIndex(p, bucket_width) for p in (SPREAD, policy, policy)])
+# Tiers of each kind that the policy in force orders; the others are always the same.
+STATE_TIERS_OF_POLICY = (StateTier.NORMAL, StateTier.FORK)
+KV_TIERS_OF_POLICY = (KVTier.NORMAL,)
 
 
-def kv_victims(policy: Policy, bucket_width: float) -> VictimTiers:
-    """Index over leaves, one `VictimIndex` per `KVTier`."""
-    return VictimTiers([VictimIndex(p, bucket_width) for p in (LRU(), SPREAD, policy)])
+def state_victims(policy: Callable[[], Candidates], bucket_width: float) -> VictimTiers:
+    """Index over checkpoints; ``policy`` makes the indexes that the policy in force orders."""
+    return VictimTiers([VictimIndex(SPREAD, bucket_width), policy(), policy()])
+
+
+def kv_victims(policy: Callable[[], Candidates], bucket_width: float) -> VictimTiers:
+    """Index over leaves; ``policy`` as for `state_victims`."""
+    return VictimTiers([VictimIndex(LRU(), 0.0), VictimIndex(SPREAD, bucket_width), policy()])

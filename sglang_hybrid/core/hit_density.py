@@ -18,6 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_hybrid.core.checkpoints import Kind
+
 CLASSES = 72
 POOLS = 12
 AGE_BINS = 64
@@ -34,6 +36,8 @@ AGES = 2.0 ** (np.arange(AGE_BINS + 1) / 4)
 """Lower edge of each bin, in requests."""
 
 HITS, ENDS, DENSITIES = range(3)
+
+BRANCH, GHOST_FORK = int(Kind.BRANCH), int(Kind.GHOST_FORK)
 
 
 class DensityTable(NamedTuple):
@@ -65,6 +69,8 @@ def age_bin(age: int) -> int:
 
 def class_of(is_leaf: bool, hits: int, kind: int, turn: int) -> int:
     """Class of a checkpoint; ``kind`` is a `Kind`, ``turn`` that of the request that made it."""
+    if kind == GHOST_FORK:
+        kind = BRANCH
     return ((0 if is_leaf else 1) * 3 + min(hits, 2)) * 12 + min(kind, 3) * 3 + min(turn, 2)
 
 

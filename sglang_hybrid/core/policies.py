@@ -36,9 +36,9 @@ def checked_alpha(alpha: float) -> float:
     return alpha
 
 
-# A candidate inside `VictimIndex`: (last_use, depth, key, weight, bucket). Comparing
-# two of them compares age, then depth, then key: the order inside a bucket, and
-# between candidates of equal loss.
+# A candidate inside `VictimIndex`: (last_use, depth, key, weight, bucket), where a sampled
+# one has its class for a bucket. Comparing two of them compares age, then depth, then key:
+# the order inside a bucket, and between candidates of equal loss.
 Entry = tuple[int, int, int, float, float]
 
 
@@ -171,11 +171,18 @@ class Marconi:
 
 
 def make_policy(name: str, alpha: float) -> Policy:
-    """The policy called ``name``; raises ValueError for an unknown name."""
+    """The policy called ``name``; raises ValueError for an unknown name.
+
+    ``alpha`` is for those that have one.
+    """
     if name == LRU.name:
         return LRU()
     if name == Utility.name:
         return Utility(alpha)
     if name == Marconi.name:
         return Marconi(alpha)
-    raise ValueError(f"unknown policy {name!r}; known: lru, marconi, utility")
+    if name == "density":
+        from sglang_hybrid.core.density import Density  # which builds on this module
+
+        return Density()
+    raise ValueError(f"unknown policy {name!r}; known: density, lru, marconi, utility")

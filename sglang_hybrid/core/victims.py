@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from sglang_hybrid.core.policies import Entry, Policy
 
@@ -49,8 +50,8 @@ class VictimIndex:
     def num_buckets(self) -> int:
         return len(self._heaps)
 
-    def put(self, key: int, weight: float, last_use: int, depth: int) -> None:
-        """Add ``key`` or move it to its new place."""
+    def put(self, key: int, weight: float, last_use: int, depth: int, group: int = 0) -> None:
+        """Add ``key`` or move it to its new place; ``group`` is for `SampledIndex`."""
         bucket = weight
         if self.bucket_width:
             bucket = math.floor(weight / self.bucket_width)
@@ -74,11 +75,20 @@ class VictimIndex:
         if old is not None:
             self._forget(old)
 
+    def entry(self, key: int) -> Entry | None:
+        return self._entries.get(key)
+
+    def entries(self) -> Iterable[Entry]:
+        return self._entries.values()
+
+    def heads(self) -> list[Entry]:
+        """The oldest candidate of each bucket: all that can be the victim."""
+        return [heap[0] for heap in self._heaps.values()]
+
     def victim(self, now: int) -> int | None:
         """The key of lowest loss, or None if there is no candidate. Removes nothing."""
-        if not self._heaps:
-            return None
-        return self.policy.pick([heap[0] for heap in self._heaps.values()], now)[2]
+        heads = self.heads()
+        return self.policy.pick(heads, now)[2] if heads else None
 
     def order(self, now: int) -> list[int]:
         """All keys in the order in which they would go at ``now`` (for tests and tools)."""
@@ -110,11 +120,33 @@ class VictimIndex:
             heapq.heappop(heap)
 
 
+class Candidates(Protocol):
+    """What a tier is: a `VictimIndex`, a `SampledIndex`, or several (`MergedIndex`)."""
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, key: int) -> bool: ...
+
+    def put(self, key: int, weight: float, last_use: int, depth: int, group: int = 0) -> None: ...
+
+    def discard(self, key: int) -> None: ...
+
+    def entry(self, key: int) -> Entry | None: ...
+
+    def entries(self) -> Iterable[Entry]: ...
+
+    def heads(self) -> list[Entry]: ...
+
+    def victim(self, now: int) -> int | None: ...
+
+    def order(self, now: int) -> list[int]: ...
+
+
 class VictimTiers:
     """Victim indexes that empty one after another: a tier goes before the next one."""
 
-    def __init__(self, tiers: Sequence[VictimIndex]) -> None:
-        self.tiers = tuple(tiers)
+    def __init__(self, tiers: Sequence[Candidates]) -> None:
+        self.tiers = list(tiers)
         self._tier_of: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -123,12 +155,14 @@ class VictimTiers:
     def __contains__(self, key: int) -> bool:
         return key in self._tier_of
 
-    def put(self, key: int, tier: int, weight: float, last_use: int, depth: int) -> None:
+    def put(
+        self, key: int, tier: int, weight: float, last_use: int, depth: int, group: int = 0
+    ) -> None:
         old = self._tier_of.get(key)
         if old is not None and old != tier:
             self.tiers[old].discard(key)
         self._tier_of[key] = tier
-        self.tiers[tier].put(key, weight, last_use, depth)
+        self.tiers[tier].put(key, weight, last_use, depth, group)
 
     def discard(self, key: int) -> None:
         tier = self._tier_of.pop(key, None)
@@ -138,9 +172,8 @@ class VictimTiers:
     def keys(self) -> set[int]:
         return set(self._tier_of)
 
-    def snapshot(self) -> dict[int, tuple[int, Entry]]:
-        """Tier and entry of every candidate, for checks."""
-        return {key: (tier, self.tiers[tier]._entries[key]) for key, tier in self._tier_of.items()}
+    def tier_of(self, key: int) -> int | None:
+        return self._tier_of.get(key)
 
     def victim(self, now: int) -> int | None:
         for index in self.tiers:

@@ -107,7 +107,7 @@ PRESETS: Mapping[str, tuple[Admission, str]] = {
             chunk_tokens=8192,
             first_victims=True,
         ),
-        "what --cache hybrid-marconi does: min-gain, prompt and chunk ends as first victims",
+        "min-gain, and prompt and chunk ends as first victims",
     ),
     "shipped": (
         Admission(
@@ -120,7 +120,7 @@ PRESETS: Mapping[str, tuple[Admission, str]] = {
             chunk_tokens=8192,
             first_victims=True,
         ),
-        "served, and the deepest fork ever seen: what `auto` is meant for",
+        "served, and the deepest fork ever seen: what --cache hybrid-marconi does",
     ),
     "stock": (
         Admission(

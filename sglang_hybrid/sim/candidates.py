@@ -40,20 +40,25 @@ class Candidate:
 
 def policies() -> list[tuple[str, dict[str, Any]]]:
     """What `--cache-config` can order victims by, the default first."""
-    utility = [(f"utility:alpha={alpha:g}", {"alpha": alpha}) for alpha in (0.25, 1.0, 2.0, 4.0)]
+    utility = [
+        (f"utility:alpha={alpha:g}", {"policy": "utility", "alpha": alpha})
+        for alpha in (0.25, 0.5, 1.0, 2.0, 4.0)
+    ]
     marconi = [
         (f"marconi:alpha={alpha:g}", {"policy": "marconi", "alpha": alpha})
         for alpha in (0.3, 1.0, 3.0, 10.0)
     ]
-    return [("utility", {}), *utility, ("lru", {"policy": "lru"}), *marconi]
+    fixed = [(name, {"policy": name}) for name in ("density", "lru")]
+    return [("auto", {}), *utility, *marconi, *fixed]
 
 
 def admissions(strategy: str) -> list[tuple[dict[str, Any], str]]:
     """Keys of `--cache-config`, and what they do in a replay; the defaults first."""
-    base = "served" + STRATEGIES[strategy]
+    base = "shipped" + STRATEGIES[strategy]
     ends = "1" if strategy == "no_buffer" else "64"
     return [
         ({}, base),
+        ({"ghost_forks": False}, f"{base}:ghost_forks=0"),
         *(
             ({"min_gain_tokens": gain}, f"{base}:min_gain_tokens={gain}")
             for gain in (32, 512, 2048)

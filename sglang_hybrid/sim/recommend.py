@@ -216,22 +216,14 @@ class _Search:
         )
 
     def _others(self, chosen: Candidate, stock: dict[float, ReplayResult]) -> tuple[Judged, ...]:
-        """What part of the gain is the ratio's, and what this version cannot do yet."""
+        """What part of the gain is the ratio's, and another strategy's."""
         ratio = max(stock, key=lambda ratio: (self._saved(stock[ratio]), ratio == STOCK_RATIO))
-        exact = parse_admission(chosen.admission)
+        variants = {}
         if self.strategy != "no_buffer":
+            exact = parse_admission(chosen.admission)
             exact = replace(exact, branch=1, decode_end=1, prompt_end=min(exact.prompt_end, 1))
-        ghost = replace(parse_admission(chosen.admission), ghost_forks=1)
-        variants = {
-            "with --mamba-radix-cache-strategy no_buffer": (chosen.policy, exact),
-            "auto, which the server does not have yet": (
-                "auto",
-                parse_admission(chosen.admission),
-            ),
-            "ghost forks, which the server does not have yet": (chosen.policy, ghost),
-        }
-        if self.strategy == "no_buffer":
-            variants.pop("with --mamba-radix-cache-strategy no_buffer")
+            label = "with --mamba-radix-cache-strategy no_buffer"
+            variants[label] = (chosen.policy, exact)
         cells = [
             self._cell(policy, admission, chosen.ratio) for policy, admission in variants.values()
         ]

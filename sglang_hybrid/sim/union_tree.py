@@ -32,7 +32,6 @@ class UnionTree:
             seen), `NEVER` otherwise. int32[N].
         prompt_node: where each request's prompt ends, int32[R].
         end_node: where its sequence ends, int32[R].
-        turn: min(2, number of earlier sequences that end on its prompt), int8[R].
         input_len, output_len: tokens, int64[R].
         system_len: end of the system message, -1 where unknown, int64[R].
     """
@@ -43,7 +42,6 @@ class UnionTree:
     fork_time: Int32Array
     prompt_node: Int32Array
     end_node: Int32Array
-    turn: NDArray[np.int8]
     input_len: IntArray
     output_len: IntArray
     system_len: IntArray
@@ -72,7 +70,7 @@ def compile_trace(trace: Trace) -> UnionTree:
     if longest >= NEVER:
         raise ValueError(f"trace {trace.name!r}: a sequence of {longest} tokens is too long")
     symbols, source = _with_last_kept_symbol(trace.symbols, trace.offsets, trace.parent, trace.keep)
-    parent, depth, first_seen, fork_time, prompt_node, end_node, turn = _build(
+    parent, depth, first_seen, fork_time, prompt_node, end_node = _build(
         trace.tokens_per_symbol,
         symbols,
         source,
@@ -88,7 +86,6 @@ def compile_trace(trace: Trace) -> UnionTree:
         fork_time,
         prompt_node,
         end_node,
-        turn,
         trace.input_len,
         trace.output_len,
         trace.system_len,
@@ -155,10 +152,8 @@ def _build(width, symbols, source, parents, keep, input_len, output_len):
     first_seen = np.zeros(capacity, np.int32)
     fork_time = np.full(capacity, NEVER, np.int32)
     children = np.zeros(capacity, np.int32)
-    is_end = np.zeros(capacity, np.bool_)
     prompt_node = np.empty(requests, np.int32)
     end_node = np.empty(requests, np.int32)
-    turn = np.zeros(requests, np.int8)
     parent[0] = -1
     count = 1
     # What `_cut` works on.
@@ -228,10 +223,6 @@ def _build(width, symbols, source, parents, keep, input_len, output_len):
             count = _cut(tree, edge, input_len[r], count)
             node = count - 1
         prompt_node[r] = node
-        while node > 0 and turn[r] < 2:
-            turn[r] += is_end[node]
-            node = parent[node]
-        is_end[end_node[r]] = True
     return (
         parent[:count].copy(),
         depth[:count].copy(),
@@ -239,7 +230,6 @@ def _build(width, symbols, source, parents, keep, input_len, output_len):
         fork_time[:count].copy(),
         prompt_node,
         end_node,
-        turn,
     )
 
 

@@ -86,9 +86,9 @@ def test_kv_beyond_the_last_state_does_not_supersede_it():
     driver.serve(talk, [1, 2, 3])
     node = cache.tree_core.node_by_id(_node_of(cache, 102))
     running = driver.start([*talk, 1, 2, 3, 4, 5])  # its prompt's KV is cached, no state yet
-    assert len(node.children) == 1 and not cache.view._moved_on(node)
+    assert len(node.children) == 1 and not cache.view.tree.facts(node).superseded
     driver.finish(running, [6, 7, 8])
-    assert cache.view._moved_on(node)
+    assert cache.view.tree.facts(node).superseded
 
 
 def test_only_the_consumed_state_is_refreshed():
@@ -103,7 +103,7 @@ def test_only_the_consumed_state_is_refreshed():
     assert evict_state(cache).depth == 102
 
 
-def test_an_interior_state_goes_alone_and_a_leaf_takes_its_kv():
+def test_a_state_goes_alone_and_its_kv_stays_as_evidence():
     cache = make_cache({"policy": "lru", "prompt_end": "never"}, slots=32)
     driver = Driver(cache)
     talk = unique(100, 1)
@@ -112,7 +112,22 @@ def test_an_interior_state_goes_alone_and_a_leaf_takes_its_kv():
     kv = cache.full_evictable_size()
     assert evict_state(cache).depth == 102 and cache.full_evictable_size() == kv
     assert match_length(cache, [*talk, 1, 2, 3, 4, 5, 6, 7]) == 106
-    assert evict_state(cache).depth == 106 and cache.full_evictable_size() < kv
+    assert evict_state(cache).depth == 106 and cache.full_evictable_size() == kv
+    # Nothing can be hit any longer, but the next request sees where it leaves the path.
+    assert driver.serve([*talk, 1, 9, 9]) == 0
+    assert driver.serve([*talk, 1, 8, 8]) == 0  # too short to gain 128 tokens
+    cache.evict(EvictParams(num_tokens=1))
+    assert match_length(cache, [*talk, 1, 9, 9]) == 0
+
+
+def test_evidence_makes_no_fork():
+    cache = make_cache({"policy": "lru", "min_gain_tokens": 1, "prompt_end": "never"}, slots=32)
+    driver = Driver(cache)
+    for salt in (1, 2, 3):
+        driver.serve(unique(200, 9) + unique(30, salt))
+    order = [evict_state(cache).depth for _ in range(4)]
+    # The branch was last used by the third request, as that one's own end was.
+    assert order == [232, 232, 200, 232]
 
 
 def test_fork_states_go_last():
@@ -152,7 +167,11 @@ def test_kv_eviction_takes_stateless_leaves_first_then_by_score():
     driver = Driver(cache)
     for salt in (1, 2, 3):
         driver.serve(unique(100, salt))
-    for left in (306 - 2, 2 * 102, 2 * 102 - 2, 102):  # a decode end, then its prompt
+    driver.serve(unique(50, 4))
+    cache.view.checkpoints[_node_of(cache, 52)].last_use = -1
+    cache.view.touch(cache.tree_core.node_by_id(_node_of(cache, 52)))
+    assert evict_state(cache).depth == 52
+    for left in (3 * 102, 2 * 102, 102):
         cache.evict(EvictParams(num_tokens=1))
         cache.check_integrity()
         assert cache.full_evictable_size() == left
@@ -181,7 +200,7 @@ def test_weights_come_from_the_costs_of_the_model():
     cache = make_cache({"prompt_end": "never"}, slots=32)
     Driver(cache).serve(unique(100, 1))
     cache.view.settle()
-    ((key, checkpoint),) = cache.view.checkpoints.items()
-    weight = cache.view._weight(cache.tree_core.node_by_id(key), checkpoint, cache.view.policy)
+    (key,) = cache.view.checkpoints
+    weight, _ = cache.view._weight(cache.tree_core.node_by_id(key), cache.view.policy)
     freed = COSTS.state_bytes + 102 * COSTS.kv_bytes_per_token
     assert weight == cache.view.policy.weight(COSTS.prefill_flops(102), freed)

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,7 +60,13 @@ class CpuServer:
 
 @contextlib.contextmanager
 def launch(
-    model: Path, port: int | None = None, *extra_args: str, log: Path, timeout_s: float = 400
+    model: Path,
+    port: int | None = None,
+    *extra_args: str,
+    log: Path,
+    timeout_s: float = 400,
+    program: Sequence[str] = ("-m", "sglang.launch_server"),
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[CpuServer]:
     """Run ``python -m sglang.launch_server`` until the block ends.
 
@@ -70,20 +76,26 @@ def launch(
         extra_args: further flags of the command line.
         log: file to write the output to.
         timeout_s: limit for becoming healthy.
+        program: what Python runs.
+        environment: variables beside those of this process.
 
     Raises:
         RuntimeError: if it exits or does not become healthy in time; with the end of its log.
     """
     port = free_port() if port is None else port
     command = [
-        *(sys.executable, "-m", "sglang.launch_server"),
+        *(sys.executable, *program),
         *("--model-path", str(model), "--port", str(port)),
         *extra_args,
     ]
     url = f"http://127.0.0.1:{port}"
     with log.open("w") as sink:
         process = subprocess.Popen(
-            command, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
         )
         try:
             _wait_until_healthy(process, url, log, timeout_s)

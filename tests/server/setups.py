@@ -31,7 +31,8 @@ class Setup:
         return self.strategy == "no_buffer"
 
     def flags(self) -> list[str]:
-        config = {"min_gain_tokens": 1, "strict": True, **self.config}
+        # A fixed policy: what is hit must not depend on what was served before.
+        config = {"policy": "utility", "min_gain_tokens": 1, "strict": True, **self.config}
         flags = ["--cache", "hybrid-marconi", "--cache-config", json.dumps(config)]
         flags += ["--mamba-radix-cache-strategy", self.strategy]
         flags += ["--max-mamba-cache-size", str(self.slots), "--max-total-tokens", "4096"]

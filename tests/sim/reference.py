@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sglang_hybrid.core.checkpoints import Kind
+from sglang_hybrid.core.checkpoints import ENDS, Kind
 from sglang_hybrid.core.costs import ModelCosts
 from sglang_hybrid.sim.admission import Admission
 from sglang_hybrid.sim.budget import Budget
@@ -113,8 +113,8 @@ class Replay(Cache):
         matched = min(resident, input_len)
         hit = max((p.depth for p in path[:input_len] if p.state is not None), default=0)
         # 3. Pin.
-        ended = [s for s in self.seen if len(s) <= input_len and s == sequence[: len(s)]]
-        run = Running(r, sequence, min(2, len({len(s) for s in ended})), path, resident)
+        ends = [p for p in path[1 : hit + 1] if p.state is not None and p.state.kind in ENDS]
+        run = Running(r, sequence, min(2, len(ends)), path, resident)
         self.running.append(run)
         # 4. Plan.
         wanted = plan(self.admission, sequence, input_len, matched, hit, system_len, seen=self.seen)

@@ -82,7 +82,7 @@ def losses(policy: PolicySpec, compared: Sequence[Candidate], now: int) -> list[
     if policy.kind == "tlru":
         return [(w > policy.threshold, value) for w, value in zip(weights, last, strict=True)]
     if policy.kind == "density":
-        return [c.density * c.saved / c.freed for c in compared]
+        return [c.density * (c.saved / c.freed) for c in compared]
     raise NotImplementedError(policy.kind)
 
 

@@ -122,6 +122,23 @@ def test_hashes_of_namespaces_are_different_symbols(tmp_path):
     assert len(set(trace.symbols.tolist())) == len(trace.symbols) == 7
 
 
+def test_a_record_may_tell_where_its_system_message_ends(tmp_path):
+    lines = [{**SERVER_RECORD[0], "system_len": 5}, {**SERVER_RECORD[1], "system_len": None}]
+    trace = load_trace(write_lines(tmp_path, [*lines, SERVER_RECORD[2]]))
+    assert trace.system_len.tolist() == [5, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("system_len", "reason"),
+    [(8, "system_len 8 is more than input_len 7"), (-1, '"system_len" is -1'), ("x", "a string")],
+)
+def test_a_wrong_end_of_the_system_message_is_reported(tmp_path, system_len, reason):
+    lines = [{**SERVER_RECORD[0], "system_len": system_len}, *SERVER_RECORD[1:]]
+    report = TraceReport()
+    assert len(load_trace(write_lines(tmp_path, lines), report=report)) == 2
+    assert reason in report.problems[0].reason
+
+
 def test_pages_of_two_sizes_are_refused(tmp_path):
     path = write_lines(tmp_path, [SERVER_RECORD[0], {**SERVER_RECORD[1], "page": 1}])
     with pytest.raises(TraceError, match=r"trace.jsonl:2: pages of 1 tokens after pages of 4"):

@@ -69,11 +69,6 @@ def test_nodes_are_the_cuts_of_a_token_trie(block):
         assert len(found) == tree.num_nodes - 1
         cuts = expected_cuts(trace)
         assert {p: int(tree.fork_time[n]) for p, n in found.items()} == cuts
-        for r in range(len(trace)):
-            prompt = tokens_of(trace, r)[: trace.input_len[r]]
-            ends = {tuple(tokens_of(trace, e)) for e in range(r)}
-            turns = sum(tuple(prompt[:d]) in ends for d in range(1, len(prompt) + 1))
-            assert tree.turn[r] == min(2, turns)
 
 
 def test_sequence_follows_the_chain_of_parents():

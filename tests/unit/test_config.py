@@ -24,12 +24,19 @@ def message_of(source):
 
 def test_defaults():
     assert CacheConfig.parse("{}").effective() == {
-        "policy": "utility",
-        "alpha": 0.5,
+        "policy": "auto",
+        "alpha": None,
         "min_gain_tokens": 128,
+        "ghost_forks": True,
+        "system_end": True,
         "prompt_end": "auto",
         "chunk_boundary": "first_victims",
         "bucket_width": 0.25,
+        "tuner": "shadows",
+        "tuner_window": 100,
+        "bootstrap_factor": 5,
+        "objective": "flops",
+        "record_requests": 4096,
         "strict": False,
     }
 
@@ -38,24 +45,44 @@ def test_defaults():
     ("text", "alpha"),
     [
         ('{"policy": "utility"}', 0.5),
-        ('{"policy": "marconi"}', 1.0),
-        ('{"policy": "marconi", "alpha": null}', 1.0),
+        ("{}", 0.5),
+        ('{"policy": "density"}', 0.0),
+        ('{"policy": "marconi"}', 0.0),
+        ('{"policy": "marconi", "alpha": null}', 0.0),
         ('{"policy": "marconi", "alpha": 0}', 0.0),
         ('{"policy": "utility", "alpha": 4}', 4.0),
         ('{"policy": "lru"}', 0.0),
         ('{"policy": "lru", "alpha": 0}', 0.0),
     ],
 )
-def test_alpha_defaults_to_the_policy(text, alpha):
+def test_alpha_starts_as_the_policy_says(text, alpha):
     assert CacheConfig.parse(text).effective_alpha == alpha
+
+
+@pytest.mark.parametrize(
+    ("text", "tuned", "start"),
+    [
+        ("{}", True, "utility"),
+        ('{"policy": "marconi"}', True, "marconi"),
+        ('{"policy": "marconi", "tuner": "bootstrap"}', True, "marconi"),
+        ('{"policy": "marconi", "alpha": 1}', False, "marconi"),
+        ('{"policy": "utility"}', False, "utility"),
+        ('{"policy": "density"}', False, "density"),
+        ('{"policy": "lru"}', False, "lru"),
+    ],
+)
+def test_what_is_tuned(text, tuned, start):
+    config = CacheConfig.parse(text)
+    assert (config.is_tuned, config.start_policy) == (tuned, start)
+    assert (config.effective()["alpha"] is None) == (tuned or start == "density")
 
 
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
-        ("policy", '"lfu"', '"utility", "marconi", "lru"'),
-        ("policy", "1", '"utility", "marconi", "lru"'),
-        ("policy", '["lru"]', '"utility", "marconi", "lru"'),
+        ("policy", '"lfu"', '"auto", "utility", "marconi", "lru"'),
+        ("policy", "1", '"auto", "utility", "marconi", "lru"'),
+        ("policy", '["lru"]', '"auto", "utility", "marconi", "lru"'),
         ("alpha", "-0.5", "a number from 0 to 1e+06"),
         ("alpha", "NaN", "a number from 0 to 1e+06"),
         ("alpha", "Infinity", "a number from 0 to 1e+06"),
@@ -70,6 +97,13 @@ def test_alpha_defaults_to_the_policy(text, alpha):
         ("chunk_boundary", '"always"', '"first_victims", "never"'),
         ("bucket_width", "-1", "a finite number >= 0"),
         ("bucket_width", "null", "a finite number >= 0"),
+        ("ghost_forks", "8", "true, false"),
+        ("system_end", '"auto"', "true, false"),
+        ("tuner", "{}", '"shadows", "bootstrap"'),
+        ("tuner_window", "9", "an integer from 10"),
+        ("bootstrap_factor", "16", "an integer from 5 to 15"),
+        ("objective", '"ttft"', '"flops", "tokens"'),
+        ("record_requests", "-1", "an integer from 0"),
         ("strict", "1", "true, false"),
         ("strict", '"true"', "true, false"),
     ],
@@ -86,11 +120,13 @@ def test_wrong_value_names_key_value_and_what_is_allowed(key, value, allowed):
     [
         ('{"polcy": "lru"}', ['unknown key "polcy"', '"lru"', 'did you mean "policy"?']),
         ('{"capacity": 3}', ['unknown key "capacity"', "3", "min_gain_tokens", "remove it"]),
-        ('{"ghost_forks": 8}', ['"ghost_forks"', "8", "not available in this version"]),
-        ('{"system_end": "auto"}', ['"system_end"', "not available in this version"]),
-        ('{"tuner": {}}', ['"tuner"', "not available in this version"]),
-        ('{"branch_checkpoint": true}', ['"branch_checkpoint"', "not available in this version"]),
-        ('{"policy": "auto"}', ['policy = "auto" is not available in this version', '"utility"']),
+        ('{"alpha": 1}', ["alpha = 1", 'policy "auto"', "remove alpha"]),
+        ('{"policy": "density", "alpha": 0}', ["alpha = 0", 'policy "density"']),
+        ('{"tuner": "bootstrap"}', ['tuner = "bootstrap"', 'policy "auto"', "remove tuner"]),
+        (
+            '{"policy": "marconi", "alpha": 1, "tuner": "bootstrap"}',
+            ['tuner = "bootstrap"', "alpha 1", "remove tuner"],
+        ),
         ('{"policy": "lru", "alpha": 1}', ["alpha = 1", 'policy "lru"', "remove alpha"]),
         ('{"alpha": 1, "alpha": 2}', ['"alpha" is given twice', "1", "2"]),
         ("[]", ["[] is not a JSON object"]),
@@ -154,7 +190,7 @@ def _parse_or_explain(source):
         assert "\n" not in str(error)
         assert "; " in str(error)
         return
-    assert config.policy in ("utility", "marconi", "lru")
+    assert config.policy in ("auto", "utility", "marconi", "lru", "density")
     assert math.isfinite(config.effective_alpha)
     assert config.effective_alpha >= 0
     assert math.isfinite(config.bucket_width)

@@ -123,6 +123,21 @@ def test_traits_are_read_from_the_server():
     assert (traits.min_gain_tokens, traits.max_prompt_tokens) == (128, 1000)
 
 
+@pytest.mark.parametrize(
+    ("tuning", "expected"),
+    [
+        (None, ("auto", "first_victims")),
+        ({"first_victims": True}, ("auto", "first_victims")),
+        ({"first_victims": False}, ("never", "never")),
+    ],
+)
+def test_what_a_tuner_has_put_in_force_counts(tuning, expected):
+    reply = info()
+    reply["internal_states"][0]["hybrid_marconi"]["tuning"] = tuning
+    traits = ServerTraits.from_server_info(reply)
+    assert (traits.prompt_end, traits.chunk_boundary) == expected
+
+
 def test_an_interval_set_by_hand_needs_the_grid_told():
     traits = ServerTraits.from_server_info(info(mamba_track_interval=256), grid=64)
     assert (traits.checkpoint_grid, traits.track_grid) == (64, 256)

@@ -14,6 +14,7 @@ import numpy as np
 from sglang_hybrid.core import scores
 from sglang_hybrid.core.checkpoints import Kind
 from sglang_hybrid.sim.engine.cache import (
+    DENSITY,
     DIRTY,
     DIRTY_LIST,
     FIRST,
@@ -73,10 +74,10 @@ def weigh(c, n):
         node.weight = node.depth - nodes[live].depth
     elif policy == TLRU:
         node.weight = node.longest - nodes[live].depth
+    elif policy in (DENSITY, OFFLINE):
+        node.weight = node.saved / node.freed
     else:
         node.weight = 0.0
-    if policy == OFFLINE:
-        node.weight = node.saved / node.freed
 
 
 @internal

@@ -166,9 +166,7 @@ def _lowest(c, now, count, policy):
             loss = tlru.loss(node.weight, node.last_use, rules.threshold)
         elif policy == DENSITY:
             at = age_bin(now - node.last_use)
-            loss = density.loss(
-                c.table.cells[DENSITIES, density_class(c, n), at], node.saved, node.freed
-            )
+            loss = density.loss(c.table.cells[DENSITIES, density_class(c, n), at], node.weight)
         else:
             if node.next_use <= now:
                 node.next_use = next_use(c, n, now)

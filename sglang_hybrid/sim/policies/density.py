@@ -15,8 +15,8 @@ from sglang_hybrid.sim.jit import internal
 
 
 @internal
-def loss(density, saved, freed):
-    return density * saved / freed
+def loss(density, efficiency):
+    return density * efficiency
 
 
 @internal

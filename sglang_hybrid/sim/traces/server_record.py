@@ -1,8 +1,9 @@
 """Records of a running server: chained hashes of pages, in namespaces.
 
-A line is `{"ns", "t", "page", "hashes": [...], "input_len", "output_len"}`. A hash
-stands for a page and everything before it in its namespace (`ns`). Pages beyond the
-hashes, and the last partial one, are the request's own.
+A line is `{"ns", "t", "page", "hashes": [...], "input_len", "output_len", "system_len"}`.
+A hash stands for a page and everything before it in its namespace (`ns`). Pages beyond
+the hashes, and the last partial one, are the request's own. `ns`, `t` (seconds) and
+`system_len` (tokens up to the end of the system message) are optional.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class _Record:
     time: float | None
     input_len: int
     output_len: int
+    system_len: int | None
     namespace: str | int | None
     hashes: list[str | int]
 
@@ -79,8 +81,13 @@ def _record(entry: Entry) -> tuple[_Record, int]:
     pages = (input_len + output_len) // page
     if len(hashes) > pages:
         raise ValueError(f"{len(hashes)} hashes for {pages} full pages of {page} tokens")
+    system_len = None
+    if entry.value.get("system_len") is not None:
+        system_len = tokens(entry.value, "system_len", 0)
+        if system_len > input_len:
+            raise ValueError(f"system_len {system_len} is more than input_len {input_len}")
     time = optional(entry.value, "t", int, float)
-    return _Record(time, input_len, output_len, namespace, hashes), page
+    return _Record(time, input_len, output_len, system_len, namespace, hashes), page
 
 
 def _add(
@@ -99,6 +106,7 @@ def _add(
         record.input_len,
         record.output_len,
         arrival=record.time,
+        system_len=record.system_len,
     )
 
 

@@ -1,0 +1,71 @@
+"""What is remembered of every request: lengths and hashes of pages, never tokens."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from sglang_hybrid.adapter.wanted import WantedCheckpoints, chain_of
+from sglang_hybrid.core.pages import Hashes
+from sglang_hybrid.shadow.records import Window, WindowBuilder
+from sglang_hybrid.shadow.ring import Ring
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+
+class Recorder:
+    """Collects records into windows, and keeps the latest in a bounded ring.
+
+    A request is recorded when it finishes: what it asked and what it was answered is then
+    known, and a conversation's next turn can only come later.
+
+    Args:
+        window: requests per window.
+        max_requests: requests that the ring holds, 0 for none.
+    """
+
+    def __init__(self, window: int, max_requests: int) -> None:
+        self._size = window
+        self._builder = WindowBuilder()
+        self.ring = Ring(max_requests) if max_requests else None
+
+    def clear(self) -> None:
+        """Forget everything, as after a flush."""
+        self._builder = WindowBuilder()
+        if self.ring is not None:
+            self.ring.clear()
+
+    def add(self, req: Req, length: int, pages: Hashes, wanted: WantedCheckpoints) -> Window | None:
+        """``req`` finished with ``length`` tokens; the window that it completes, if it does."""
+        input_len = min(len(req.origin_input_ids), length)
+        system_end = wanted.system_end_of(req)
+        self._builder.add(
+            input_len,
+            length - input_len,
+            pages,
+            system_len=-1 if system_end is None or system_end > input_len else system_end,
+            hit=min(getattr(req, "hybrid_hit", 0), input_len),
+            namespace=chain_of(req).namespace,
+        )
+        if len(self._builder) < self._size:
+            return None
+        window = self._builder.take()
+        if self.ring is not None:
+            self.ring.append(window)
+        return window
+
+    def to_jsonl(self, salt: bytes) -> str:
+        """All records held, the window under way included, as `hybrid-marconi replay` reads them.
+
+        Args:
+            salt: see `Ring.to_jsonl`.
+        """
+        file = io.StringIO()
+        if self.ring is not None:
+            self.ring.to_jsonl(file, salt)
+            if len(self._builder):
+                rest = Ring(len(self._builder))  # a single window may exceed the limit of pages
+                rest.append(self._builder.peek())
+                rest.to_jsonl(file, salt)
+        return file.getvalue()

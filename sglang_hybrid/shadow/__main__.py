@@ -1,0 +1,3 @@
+from sglang_hybrid.shadow.process import main
+
+main()

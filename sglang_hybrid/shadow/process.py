@@ -1,0 +1,64 @@
+"""The shadow process: takes windows, steps the shadow caches, reports.
+
+Started as ``python -m sglang_hybrid.shadow FD`` with one end of a socket pair. It ends
+when the other end is closed, which is when the server ends.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from multiprocessing.connection import Connection
+
+from sglang_hybrid.shadow.messages import (
+    RESET,
+    SEARCH,
+    WINDOW,
+    Report,
+    Settings,
+    parse,
+    table_to_bytes,
+)
+from sglang_hybrid.shadow.online import OnlineShadows
+from sglang_hybrid.shadow.records import Window
+
+
+def main() -> None:
+    """Entry point of the process."""
+    os.nice(19)  # whatever the server does comes first
+    connection: Connection[bytes, bytes] = Connection(int(sys.argv[1]))
+    try:
+        serve(connection)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the server has ended
+    except KeyboardInterrupt:
+        return
+
+
+def serve(connection: Connection) -> None:
+    """Answer messages until the connection is closed."""
+    settings = Settings.from_bytes(connection.recv_bytes())
+    shadows = OnlineShadows(settings)
+    while True:
+        kind, generation, number, rest = parse(connection.recv_bytes())
+        start = time.perf_counter()
+        if kind == RESET:
+            shadows.clear()
+        elif kind == WINDOW:
+            saved, realised = shadows.step(Window.from_bytes(rest))
+            _report(connection, shadows, Report(generation, number, saved, realised), start)
+        elif kind == SEARCH:
+            saved = shadows.search()
+            found = Report(generation, number, saved, 0.0, is_search=True)
+            _report(connection, shadows, found, start)
+        else:
+            raise ValueError(f"unknown kind of message {kind!r}")
+
+
+def _report(connection: Connection, shadows: OnlineShadows, report: Report, start: float) -> None:
+    from dataclasses import replace
+
+    tables = {arm: table_to_bytes(table) for arm, table in shadows.tables().items()}
+    seconds = time.perf_counter() - start
+    connection.send_bytes(replace(report, tables=tables, seconds=seconds).to_bytes())

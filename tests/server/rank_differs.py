@@ -1,0 +1,36 @@
+"""SGLang's launcher with a cache that errs on rank 1. Run as a script, like the launcher.
+
+The schedulers import this module again, so that the change is made in each of them.
+"""
+
+import os
+import sys
+
+from sglang_hybrid.adapter import tree_view
+
+_choose = tree_view.TreeView.state_victim
+
+
+def _choose_wrongly(view):
+    from sglang.srt.runtime_context import get_parallel
+
+    node = _choose(view)
+    others = view.states.keys() - {node.id} if node is not None else set()
+    if get_parallel().tp_rank == 1 and others:
+        return view.tree_core.node_by_id(min(others))
+    return node
+
+
+tree_view.TreeView.state_victim = _choose_wrongly
+
+if __name__ == "__main__":
+    from sglang.launch_server import run_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    load_plugins()
+    try:
+        run_server(prepare_server_args(sys.argv[1:]))
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
