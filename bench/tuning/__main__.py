@@ -80,8 +80,12 @@ def _report(args: argparse.Namespace) -> None:
     fill(page, "tuning-results", report.result_table(runs, costs_of(args.model)))
     fill(page, "tuning-parts", report.part_table(runs))
     fill(page, "tuning-switches", report.log_table(runs))
-    for name, of_workload in runs.items():
-        plots.draw(name, of_workload, args.docs / "img" / f"tuning-{name}.png")
+    shown = []
+    for (strategy, name), of_workload in runs.items():
+        file = f"img/tuning-{name}-{strategy.replace('_', '-')}.png"
+        plots.draw(f"{name}, {strategy}", of_workload, args.docs / file)
+        shown.append(f"![Hit rate over time of {name}, {strategy}]({file})")
+    fill(page, "tuning-plots", "\n\n".join(shown))
 
 
 def _throughput(args: argparse.Namespace) -> None:

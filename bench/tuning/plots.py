@@ -25,7 +25,7 @@ _OTHERS = ("#444444", "#f2b134", "#c1121f")
 _LABELS = {"stock": "stock SGLang"}
 
 
-def draw(name: str, runs: list[dict[str, Any]], path: Path) -> None:
+def draw(title: str, runs: list[dict[str, Any]], path: Path) -> None:
     """Hit rate of every hundred requests with switches marked, and alpha over time."""
     tuned = [run for run in runs if switches(run)]
     rows = 2 if tuned else 1
@@ -39,6 +39,7 @@ def draw(name: str, runs: list[dict[str, Any]], path: Path) -> None:
         height_ratios=[2.4, 1][:rows],
     )
     colours = _colours(runs)
+    axes[0, 0].set_title(title, fontsize=10)
     _draw_rates(axes[0, 0], runs, colours)
     if tuned:
         _draw_alphas(axes[1, 0], tuned, colours)

@@ -8,21 +8,32 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bench.pages import percent, table
 from bench.tuning.simulate import Replayed, windows
 from bench.tuning.workloads import REQUESTS
 from sglang_hybrid.core.costs import ModelCosts
+from sglang_hybrid.sim.tuning import saved_flops
 
+STRATEGIES = ("no_buffer", "extra_buffer", "extra_buffer_lazy")
 ORDER = ("stock", "lru", "utility", "density", "marconi", "auto")
 
 
-def load_runs(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Runs by workload, servers in the order of the comparison."""
-    runs: dict[str, list[dict[str, Any]]] = {}
-    for name in REQUESTS:
-        found = [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}-*.json"))]
-        if found:
-            runs[name] = sorted(found, key=lambda run: (_place(run["server"]), run["server"]))
+Runs = dict[tuple[str, str], list[dict[str, Any]]]
+"""Runs by strategy and workload, servers in the order of the comparison."""
+
+
+def load_runs(folder: Path) -> Runs:
+    """What `runs.run_all` kept in ``folder``."""
+    runs: Runs = {}
+    for strategy in STRATEGIES:
+        for name in REQUESTS:
+            paths = sorted((folder / strategy).glob(f"{name}-*.json"))
+            found = [json.loads(path.read_text()) for path in paths]
+            if found:
+                found.sort(key=lambda run: (_place(run["server"]), run["server"]))
+                runs[strategy, name] = found
     return runs
 
 
@@ -36,7 +47,10 @@ def hit_rate(run: dict[str, Any]) -> float:
 
 def saved_share(run: dict[str, Any], costs: ModelCosts) -> float:
     """Prefill FLOPs saved, of those of all prompts."""
-    return sum(map(costs.flops, run["cached_tokens"])) / sum(map(costs.flops, run["prompt_tokens"]))
+    saved, all_of_them = (
+        saved_flops(costs, np.array(run[name])) for name in ("cached_tokens", "prompt_tokens")
+    )
+    return saved / all_of_them
 
 
 def switches(run: dict[str, Any]) -> list[dict[str, Any]]:
@@ -55,14 +69,15 @@ def switches(run: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def result_table(runs: dict[str, list[dict[str, Any]]], costs: ModelCosts) -> str:
+def result_table(runs: Runs, costs: ModelCosts) -> str:
     """One row per workload and server."""
     rows = []
-    for name, of_workload in runs.items():
+    for (strategy, name), of_workload in runs.items():
         for run in of_workload:
             seen = switches(run)
             rows.append(
                 [
+                    strategy,
                     name,
                     run["server"],
                     percent(hit_rate(run)),
@@ -73,7 +88,7 @@ def result_table(runs: dict[str, list[dict[str, Any]]], costs: ModelCosts) -> st
                     len(run["other_replies"]),
                 ]
             )
-    header = ["workload", "server", "tokens hit", "FLOPs saved", "TTFT P50", "P95"]
+    header = ["strategy", "workload", "server", "tokens hit", "FLOPs saved", "TTFT P50", "P95"]
     return table([*header, "switches", "in force at the end", "other replies"], rows)
 
 
@@ -82,34 +97,35 @@ def _latency(seconds: Sequence[float]) -> list[str]:
     return [f"{1000 * cut:.0f} ms" for cut in (cuts[9], cuts[18])]
 
 
-def part_table(runs: dict[str, list[dict[str, Any]]]) -> str:
+def part_table(runs: Runs) -> str:
     """Hit rates of the parts of workloads that have several."""
     rows = []
-    for name, of_workload in runs.items():
+    for (strategy, name), of_workload in runs.items():
         for run in of_workload:
             starts = [part["request"] for part in run["parts"]]
             if len(starts) > 1:
                 ends = [*starts[1:], run["requests"]]
                 spans = zip(starts, ends, strict=True)
-                rows.append([name, run["server"], *(percent(_rate(run, *span)) for span in spans)])
-    header = ["workload", "server"]
+                rates = [percent(_rate(run, *span)) for span in spans]
+                rows.append([strategy, name, run["server"], *rates])
+    header = ["strategy", "workload", "server"]
     longest = max((len(row) for row in rows), default=len(header))
-    return table([*header, *(f"part {n}" for n in range(1, longest - 1))], rows)
+    return table([*header, *(f"part {n}" for n in range(1, longest - len(header) + 1))], rows)
 
 
 def _rate(run: dict[str, Any], start: int, end: int) -> float:
     return sum(run["cached_tokens"][start:end]) / sum(run["prompt_tokens"][start:end])
 
 
-def log_table(runs: dict[str, list[dict[str, Any]]]) -> str:
+def log_table(runs: Runs) -> str:
     """What tuned servers had in force, request by request."""
     rows = [
-        [name, run["server"], seen["request"], f"`{seen['arm']}`"]
-        for name, of_workload in runs.items()
+        [strategy, name, run["server"], seen["request"], f"`{seen['arm']}`"]
+        for (strategy, name), of_workload in runs.items()
         for run in of_workload
         for seen in switches(run)
     ]
-    return table(["workload", "server", "seen after request", "in force"], rows)
+    return table(["strategy", "workload", "server", "seen after request", "in force"], rows)
 
 
 def simulated_table(found: dict[str, dict[str, Replayed]], infinite: dict[str, float]) -> str:

@@ -28,18 +28,19 @@ def run_all(
     concurrency: int = 1,
     metrics: bool = False,
 ) -> None:
-    """Each stream on a fresh server of each kind; results go to ``out``, one file a run.
+    """Each stream on a fresh server of each kind; a file per run in ``out``/STRATEGY.
 
     What continues a conversation continues the replies of the first server that ran the
     stream, kept beside the results, so that all servers get the same prompts.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    folder = out / pools.strategy
+    folder.mkdir(parents=True, exist_ok=True)
     for stream in streams:
         for server in servers:
             history = recorded_replies(out, stream)
             more = ["--enable-metrics"] if metrics else []
-            with tempfile.TemporaryDirectory() as folder:
-                log = Path(folder) / "server.log"
+            with tempfile.TemporaryDirectory() as logs:
+                log = Path(logs) / "server.log"
                 with running(server, model, pools, log, *more) as started:
                     client = Client(started.url, stream, history, concurrency=concurrency, log=log)
                     seen = client.send_all()
@@ -61,11 +62,10 @@ def run_all(
                 "other_replies": _differences(seen, history),
                 **seen.as_json(),
             }
-            path = out / f"{stream.name}-{server.name}.json"
-            path.write_text(_compact(result))
+            (folder / f"{stream.name}-{server.name}.json").write_text(_compact(result))
             rate = sum(seen.cached_tokens) / sum(seen.prompt_tokens)
             print(
-                f"{stream.name:8} {server.name:10} {rate:6.1%} of tokens hit, "
+                f"{pools.strategy} {stream.name:8} {server.name:10} {rate:6.1%} of tokens hit, "
                 f"{seen.seconds:.0f} s, {len(result['other_replies'])} other replies",
                 flush=True,
             )
