@@ -116,12 +116,24 @@ class Replayed:
     switches: tuple[Switch, ...]
 
 
+_AUTO = (
+    "utility:alpha=0.5",
+    "density",
+    "lru",
+    "utility:alpha=0.25",
+    "utility:alpha=1",
+    "marconi:alpha=0.1",
+    "marconi:alpha=0.5",
+    "marconi:alpha=2",
+)
+
+
 def default_arms() -> tuple[Arm, ...]:
-    """The arms of `auto`: two policies, with and without first victims.
+    """The arms of `auto`: each policy with and without first victims.
 
     So it never takes a state that the replay's admission would not take.
     """
-    policies = [parse_policy(name) for name in ("utility", "density")]
+    policies = [parse_policy(name) for name in _AUTO]
     return tuple(Arm(policy, own) for own in (None, ASKED) for policy in policies)
 
 
@@ -260,7 +272,7 @@ def _run_auto(
     serial: Callable[[PolicySpec, Admission], SerialReplay],
     requests: int,
 ) -> Replayed:
-    arms = _different(auto.arms, admission)
+    arms = different_arms(auto.arms, admission)
     admissions = [arm.admits(admission) for arm in arms]
     shadows = [serial(arm.policy, own) for arm, own in zip(arms, admissions, strict=True)]
     scores = np.zeros(len(shadows))
@@ -288,7 +300,7 @@ def _run_auto(
     return Replayed(replay, tuple(switches))
 
 
-def _different(arms: Sequence[Arm], admission: Admission) -> list[Arm]:
+def different_arms(arms: Sequence[Arm], admission: Admission) -> list[Arm]:
     """The arms that are not the same as an earlier one under ``admission``."""
     seen = set()
     kept = []
