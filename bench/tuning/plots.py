@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ COLOURS = {
     "auto": "#2a6f97",
 }
 _OTHERS = ("#444444", "#f2b134", "#c1121f")
+_ALPHA_TICKS = (0, 0.1, 0.5, 2, 8)
 _LABELS = {"stock": "stock SGLang"}
 
 
@@ -91,8 +93,10 @@ def _draw_alphas(axis: Any, runs: list[dict[str, Any]], colours: dict[str, str])
     for run in runs:
         seen = switches(run)
         times = [switch["request"] for switch in seen] + [run["requests"]]
-        alphas = [switch["alpha"] or 0.0 for switch in seen]
+        alphas = [math.nan if switch["alpha"] is None else switch["alpha"] for switch in seen]
         axis.step(times, [*alphas, alphas[-1]], where="post", color=colours[run["server"]])
-    axis.set_yscale("symlog", linthresh=0.05)
-    axis.set_ylim(bottom=0)
+    axis.set_yscale("symlog", linthresh=0.1)
+    axis.set_ylim(-0.02, 20)
+    axis.set_yticks(_ALPHA_TICKS, map(str, _ALPHA_TICKS))
+    axis.minorticks_off()
     axis.set_ylabel("alpha in force")

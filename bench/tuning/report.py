@@ -57,15 +57,16 @@ def switches(run: dict[str, Any]) -> list[dict[str, Any]]:
     """What was in force when, of a server that tells.
 
     Each entry has ``request`` (a look at the server after so many requests was the first to
-    find it), ``arm`` and ``alpha``; the first is what the server started with.
+    find it), ``arm`` and ``alpha`` (None where the policy has none); the first is what the
+    server started with.
     """
     found: list[dict[str, Any]] = []
     for seen in run["status"]:
         tuner = seen.get("tuning")
         if tuner and (not found or tuner.get("arm") != found[-1]["arm"]):
-            found.append(
-                {"request": seen["request"], "arm": tuner.get("arm"), "alpha": tuner.get("alpha")}
-            )
+            has_alpha = tuner["policy"] in ("lru", "utility", "marconi")
+            alpha = tuner["alpha"] if has_alpha else None
+            found.append({"request": seen["request"], "arm": tuner["arm"], "alpha": alpha})
     return found
 
 
