@@ -17,7 +17,7 @@ from sglang_hybrid.adapter.decisions import Decision
 from sglang_hybrid.config import CacheConfig
 from sglang_hybrid.core.policies import make_policy
 from sglang_hybrid.core.tuner import Bootstrap, Choice, Decider
-from sglang_hybrid.shadow.arms import arms_for
+from sglang_hybrid.shadow.arms import arms_for, bootstrap_arms, lru_index
 from sglang_hybrid.shadow.client import ShadowClient
 from sglang_hybrid.shadow.messages import Report, Settings, table_from_bytes
 from sglang_hybrid.shadow.records import Window
@@ -68,7 +68,8 @@ class Tuning:
         config = cache.config
         grid = cache.checkpoint_grid if cache.enable_mamba_extra_buffer else 1
         admission = admission_of(config, grid, chunk_tokens)
-        arms = arms_for(config.policy, admission)
+        is_bootstrap = config.tuner == "bootstrap"
+        arms = bootstrap_arms() if is_bootstrap else arms_for(config.policy, admission)
         client = None
         if decides:
             client = ShadowClient(
@@ -78,7 +79,7 @@ class Tuning:
                     _pools(cache),
                     arms,
                     config.objective,
-                    is_bootstrap=config.tuner == "bootstrap",
+                    is_bootstrap=is_bootstrap,
                 )
             )
         return cls(cache, arms, client)
@@ -223,9 +224,4 @@ def _decider(config: CacheConfig, arms: tuple[Arm, ...]) -> Decider | Bootstrap:
     names = [arm.name for arm in arms]
     if config.tuner == "bootstrap":
         return Bootstrap(names, factor=config.bootstrap_factor)
-    lru = next(
-        i
-        for i, arm in enumerate(arms)
-        if arm.policy.kind == "lru" or (arm.policy.kind == "marconi" and arm.policy.alpha == 0)
-    )
-    return Decider(names, 0, lru)
+    return Decider(names, 0, lru_index(arms))

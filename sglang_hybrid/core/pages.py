@@ -33,7 +33,8 @@ def namespace_of(extra_key: str | None) -> int:
     return int.from_bytes(hashlib.blake2b(extra_key.encode(), digest_size=8).digest(), "little")
 
 
-def _mixed(values: Hashes) -> Hashes:
+def mixed(values: Hashes) -> Hashes:
+    """A bijection of 64 bits that leaves no pattern."""
     values = (values ^ (values >> _SHIFT)) * _ODD
     return values ^ (values >> _SHIFT)
 
@@ -49,7 +50,7 @@ class PageChain:
 
     def __init__(self, namespace: int = 0) -> None:
         self.namespace = namespace
-        self._salt = _mixed(np.array([namespace], np.uint64) ^ _FACTOR)
+        self._salt = mixed(np.array([namespace], np.uint64) ^ _FACTOR)
         self._sums = np.empty(0, np.uint64)
         self.hashes: Hashes = np.empty(0, np.uint64)
 
@@ -70,11 +71,11 @@ class PageChain:
             tokens, np.uint64, (pages - known) * PAGE_TOKENS, 8 * known * PAGE_TOKENS
         )
         places = np.arange(known + 1, pages + 1, dtype=np.uint64) * _FACTOR
-        values = _mixed((new.reshape(-1, PAGE_TOKENS) * _FACTORS).sum(axis=1) ^ places)
+        values = mixed((new.reshape(-1, PAGE_TOKENS) * _FACTORS).sum(axis=1) ^ places)
         if known:
             values[:1] += self._sums[-1:]
         # A sum of values that depend on their place: a prefix determines its hash, and a
         # longer one goes on from there.
         self._sums = np.concatenate((self._sums, np.cumsum(values, dtype=np.uint64)))
-        self.hashes = _mixed(self._sums ^ self._salt)
+        self.hashes = mixed(self._sums ^ self._salt)
         return self.hashes

@@ -89,7 +89,7 @@ class Decider(_Arms):
     Args:
         names: of the arms.
         in_force: index of the arm in force at the start.
-        lru: index of the arm to fall back to.
+        lru: index of the arm to fall back to; None: there is no guard.
         margin: an arm is better if it saved more than 1 + margin times as much.
         decay: of the scores, per window; 0 looks at the last window only.
         guard_windows: so many consecutive windows below LRU are too many.
@@ -102,14 +102,14 @@ class Decider(_Arms):
         self,
         names: Sequence[str],
         in_force: int,
-        lru: int,
+        lru: int | None,
         *,
         margin: float = 0.02,
         decay: float = 0.8,
         guard_windows: int = 2,
     ) -> None:
         super().__init__(names, in_force)
-        self.lru = self._index("lru", lru)
+        self.lru = None if lru is None else self._index("lru", lru)
         if not (math.isfinite(margin) and margin >= 0):
             raise ValueError(f"margin = {margin!r} is not allowed; allowed: a finite number >= 0")
         if not 0 <= decay <= 1:
@@ -154,6 +154,8 @@ class Decider(_Arms):
         return self._guarded(values) or self._better()
 
     def _guarded(self, saved: Sequence[float]) -> Choice | None:
+        if self.lru is None:
+            return None
         mine, lru = saved[self._in_force], saved[self.lru]
         is_below = self._in_force != self.lru and lru > mine * (1 + self.margin)
         self._below_lru = self._below_lru + 1 if is_below else 0
@@ -163,9 +165,8 @@ class Decider(_Arms):
             f"{self.names[self._in_force]} -> {self.names[self.lru]}: saved less in "
             f"{self._below_lru} windows running, {mine:.4g} against {lru:.4g} in the last"
         )
-        # What was saved before the workload changed must not bring the arm back at once.
-        most = self._scores[self.lru]
-        self._scores = [min(score, most) for score in self._scores]
+        # What it saved before the workload changed must not bring the arm back at once.
+        self._scores[self._in_force] = min(self._scores[self._in_force], self._scores[self.lru])
         return self._switch(self.lru, "guard", text)
 
     def _better(self) -> Choice | None:

@@ -39,26 +39,35 @@ def main() -> None:
 def serve(connection: Connection) -> None:
     """Answer messages until the connection is closed."""
     settings = Settings.from_bytes(connection.recv_bytes())
-    shadows = OnlineShadows(settings)
+    shadows = OnlineShadows(
+        settings.costs,
+        settings.admission,
+        settings.budget,
+        settings.arms,
+        objective=settings.objective,
+        max_requests=settings.max_requests,
+        max_pages=settings.max_pages,
+    )
+    take = shadows.remember if settings.is_bootstrap else shadows.step
     while True:
         kind, generation, number, rest = parse(connection.recv_bytes())
         start = time.perf_counter()
         if kind == RESET:
-            shadows.clear()
-        elif kind == WINDOW:
-            saved, realised = shadows.step(Window.from_bytes(rest))
-            _report(connection, shadows, Report(generation, number, saved, realised), start)
+            shadows.reset()
+            continue
+        if kind == WINDOW:
+            savings = take(Window.from_bytes(rest))
         elif kind == SEARCH:
-            saved = shadows.search()
-            found = Report(generation, number, saved, 0.0, is_search=True)
-            _report(connection, shadows, found, start)
+            savings = shadows.search()
         else:
             raise ValueError(f"unknown kind of message {kind!r}")
-
-
-def _report(connection: Connection, shadows: OnlineShadows, report: Report, start: float) -> None:
-    from dataclasses import replace
-
-    tables = {arm: table_to_bytes(table) for arm, table in shadows.tables().items()}
-    seconds = time.perf_counter() - start
-    connection.send_bytes(replace(report, tables=tables, seconds=seconds).to_bytes())
+        report = Report(
+            generation,
+            number,
+            savings.saved,
+            savings.realised,
+            {arm: table_to_bytes(table) for arm, table in shadows.tables().items()},
+            time.perf_counter() - start,
+            is_search=kind == SEARCH,
+        )
+        connection.send_bytes(report.to_bytes())

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_hybrid.shadow.hashes import PAGE, HashArray
+from sglang_hybrid.core.pages import PAGE_TOKENS, Hashes
 from sglang_hybrid.sim.trace import IntArray
 
 VERSION = 1
@@ -56,10 +56,10 @@ class Window:
     output_len: IntArray
     system_len: IntArray
     hit: IntArray
-    namespace: HashArray
+    namespace: Hashes
     offsets: IntArray
-    pages: HashArray
-    page: int = PAGE
+    pages: Hashes
+    page: int = PAGE_TOKENS
 
     def __post_init__(self) -> None:
         requests = len(self.input_len)
@@ -187,11 +187,11 @@ class WindowBuilder:
         first: operation count at the first request of the window under way.
     """
 
-    page: int = PAGE
+    page: int = PAGE_TOKENS
     first: int = 0
     _numbers: list[tuple[int, int, int, int]] = field(default_factory=list)
     _namespaces: list[int] = field(default_factory=list)
-    _pages: list[HashArray] = field(default_factory=list)
+    _pages: list[Hashes] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -200,7 +200,7 @@ class WindowBuilder:
         self,
         input_len: int,
         output_len: int,
-        pages: HashArray,
+        pages: Hashes,
         *,
         system_len: int = -1,
         hit: int = 0,

@@ -13,6 +13,7 @@ from sglang_hybrid.sim.admission import Admission
 from sglang_hybrid.sim.budget import Budget
 from sglang_hybrid.sim.engine import cache as arrays
 from sglang_hybrid.sim.engine.cache import Cache, grown, new_cache, set_rules
+from sglang_hybrid.sim.engine.carry import carry, most_cuts
 from sglang_hybrid.sim.engine.index import reindex
 from sglang_hybrid.sim.engine.plan import most_positions
 from sglang_hybrid.sim.engine.requests import JOB_SIZE
@@ -20,6 +21,9 @@ from sglang_hybrid.sim.engine.run import CLOCK_SIZE, run_concurrent, run_serial
 from sglang_hybrid.sim.policy_spec import PolicySpec
 from sglang_hybrid.sim.trace import IntArray
 from sglang_hybrid.sim.union_tree import UnionTree
+
+_CUTS_PER_REQUEST = 8
+"""Room that is made in advance; more is made when a request needs it."""
 
 
 @dataclass
@@ -61,9 +65,8 @@ class SerialReplay:
         *,
         log_victims: bool = False,
     ) -> None:
-        self.cache: Cache = new_cache(
-            tree, costs, policy, admission, budget, log_victims=log_victims
-        )
+        self._rules = costs, policy, admission, budget
+        self.cache: Cache = new_cache(tree, *self._rules, log_victims=log_victims)
         self.served = Served.empty(len(tree.input_len))
         self.position = 0
 
@@ -76,6 +79,33 @@ class SerialReplay:
             )
             if self.position < stop:
                 self.cache = grow_for(self.cache, self.position)
+
+    def go_on_with(self, tree: UnionTree, dropped: int) -> None:
+        """Take over what is resident into another tree, and serve its further requests.
+
+        Args:
+            tree: its first requests are those of the present tree, all of them served, but
+                for the first ``dropped``. What only these pass is freed. A log of victims
+                is not carried on.
+
+        Raises:
+            ValueError: requests that have not been served, or that ``tree`` lacks.
+        """
+        old = self.cache
+        kept = len(old.requests) - dropped
+        if self.position < len(old.requests) or not 0 <= kept <= len(tree.input_len):
+            raise ValueError(
+                f"served {self.position} of {len(old.requests)} requests, of which the first "
+                f"{dropped} are dropped; a tree of {len(tree.input_len)} cannot follow"
+            )
+        further = len(tree.input_len) - kept
+        spare = int(most_cuts(old)) + _CUTS_PER_REQUEST * further + 64
+        new = new_cache(tree, *self._rules, spare_nodes=spare)._replace(table=old.table)
+        carry(old, new, dropped)
+        served = Served.empty(len(tree.input_len))
+        for name in ("hits", "matched", "cached"):
+            getattr(served, name)[:kept] = getattr(self.served, name)[dropped:]
+        self.cache, self.served, self.position = new, served, kept
 
 
 def switch(cache: Cache, policy: PolicySpec, admission: Admission) -> None:

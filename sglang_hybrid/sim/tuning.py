@@ -8,7 +8,7 @@ cache per arm with every request and puts the arm in force that saves most.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -300,7 +300,7 @@ def _run_auto(
     return Replayed(replay, tuple(switches))
 
 
-def different_arms(arms: Sequence[Arm], admission: Admission) -> list[Arm]:
+def different_arms(arms: Iterable[Arm], admission: Admission) -> list[Arm]:
     """The arms that are not the same as an earlier one under ``admission``."""
     seen = set()
     kept = []

@@ -63,6 +63,12 @@ def test_an_arm_below_lru_for_two_windows_falls_back_to_lru():
     )
 
 
+def test_without_an_arm_to_fall_back_to_there_is_no_guard():
+    tuner = Decider(NAMES, UTILITY, None)
+    tuner.update([0, 1000, 0])
+    assert [tuner.update([10, 5, 0]) for _ in range(5)] == [None] * 5
+
+
 def test_windows_below_lru_must_be_consecutive():
     tuner = decider()
     tuner.update([0, 1000, 0])

@@ -6,10 +6,9 @@ from random import Random
 
 import numpy as np
 
-from sglang_hybrid.shadow.hashes import page_hashes
+from sglang_hybrid.core.pages import PAGE_TOKENS as PAGE
+from sglang_hybrid.core.pages import PageChain
 from sglang_hybrid.shadow.records import Window, WindowBuilder
-
-PAGE = 64
 
 
 def records(seed: int, count: int, *, tokens: int = 2000) -> Window:
@@ -31,7 +30,7 @@ def records(seed: int, count: int, *, tokens: int = 2000) -> Window:
         prompt = np.concatenate((known, draw.integers(0, 50_000, random.randint(1, 300))))
         output = draw.integers(0, 50_000, random.randint(0, 200))
         full = np.concatenate((prompt, output))
-        pages = page_hashes(full, PAGE)
+        pages = PageChain().extend(np.asarray(full, np.int64), len(full))
         if random.random() < 0.05:
             pages = pages[: random.randint(0, len(pages))]
         builder.add(

@@ -181,9 +181,14 @@ def new_cache(
     budget: Budget | None,
     *,
     log_victims: bool = False,
+    spare_nodes: int = 64,
 ) -> Cache:
-    """An empty cache; ``budget`` None is one without limit."""
-    capacity = tree.num_nodes + 64
+    """An empty cache; ``budget`` None is one without limit.
+
+    Args:
+        spare_nodes: room for so many cuts.
+    """
+    capacity = tree.num_nodes + spare_nodes
     nodes = np.zeros(capacity, NODE)
     count = tree.num_nodes
     nodes["parent"][:count] = tree.parent

@@ -1,0 +1,152 @@
+"""A cache goes on with another union tree, of its latest requests and of further ones.
+
+The new tree has all cuts that the requests it shares with the old one make there, so an
+edge of the old tree is passed by these requests whole or not at all. What none of them
+passes is lost with the knowledge of its tokens: KV and states are freed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sglang_hybrid.sim.engine.cache import (
+    DIRTY,
+    FIRST_BUCKETS,
+    FIRST_STATES,
+    KV,
+    KV_EVICTED,
+    NODES,
+    NORMAL_BUCKETS,
+    NUM_COUNTS,
+    SLOTS,
+    STATES,
+)
+from sglang_hybrid.sim.engine.index import reindex
+from sglang_hybrid.sim.engine.residency import cut, drop_stateless
+from sglang_hybrid.sim.jit import compiled, internal
+
+
+@internal
+def _matters(nodes, n):
+    """Whether ``n`` stays a node even where no sequence diverges or ends.
+
+    It holds a state, or a hit reached as far as there, in KV that goes on.
+    """
+    if nodes[n].slot >= 0:
+        return True
+    if not nodes[n].kv_used:
+        return False
+    child = nodes[n].child
+    while child >= 0:
+        if not nodes[child].kv_used:
+            return True
+        child = nodes[child].next
+    return False
+
+
+@compiled
+def most_cuts(old):
+    """How many nodes `carry` may add to the new tree, at most."""
+    count = 0
+    for n in range(1, old.counts[NODES]):
+        if old.nodes[n].resident and _matters(old.nodes, n):
+            count += 1
+    return count
+
+
+@compiled
+def carry(old, new, dropped):
+    """Put what is resident in ``old`` into ``new``, an empty cache with the same rules.
+
+    Nothing may be pinned. Request i of ``new`` is request i + ``dropped`` of ``old``, so
+    that clocks go back by ``dropped``. ``new`` needs room for `most_cuts` nodes; it takes
+    over the table of densities by sharing it.
+    """
+    image = np.full(old.counts[NODES], -1, np.int32)  # in the new tree; -1: not passed
+    for r in range(dropped, len(old.requests)):
+        _carry_path(old, new, image, r, dropped)
+    _carry_counts(old, new)
+    nodes = new.nodes
+    for n in range(new.counts[NODES]):
+        nodes[n].children = 0
+        nodes[n].child = nodes[n].next = nodes[n].prev = -1
+    for n in range(1, new.counts[NODES]):
+        if nodes[n].resident:
+            _link(new, n)
+    for i in range(old.counts[STATES]):  # in their order, from which density samples
+        n = image[old.lists[SLOTS, i]]
+        if n < 0:
+            continue
+        nodes[n].slot = new.counts[STATES]
+        new.lists[SLOTS, new.counts[STATES]] = n
+        new.counts[STATES] += 1
+        new.counts[FIRST_STATES] += nodes[n].is_first
+    new.counts[KV_EVICTED] += old.counts[KV] - new.counts[KV]
+    for n in range(1, new.counts[NODES]):
+        if nodes[n].resident:
+            drop_stateless(new, n)  # a leaf now, if all that followed was lost
+    reindex(new)
+
+
+@internal
+def _carry_path(old, new, image, r, dropped):
+    """Nodes of one request's sequence, from its end up to what earlier ones have carried."""
+    a, b = old.nodes, new.nodes
+    o = old.requests[r].end_node
+    n = new.requests[r - dropped].end_node
+    while o > 0 and image[o] < 0:
+        # The shallowest node at or below the depth of `o` is `n`.
+        if b[n].depth > a[o].depth and a[o].resident and _matters(a, o):
+            n = cut(new, n, a[o].depth)
+        if b[n].depth == a[o].depth:
+            _copy(old, new, o, n, dropped)
+        image[o] = n
+        above = a[o].parent
+        while b[b[n].parent].depth > a[above].depth:  # cut into the edge by the new requests
+            n = b[n].parent
+            _copy(old, new, o, n, dropped)
+            b[n].is_first = False
+        o = above
+        if b[b[n].parent].depth == a[o].depth:
+            n = b[n].parent
+
+
+@internal
+def _copy(old, new, o, n, dropped):
+    """All fields of ``o`` but those of the tree, of lists, and of the victim index."""
+    node = new.nodes[n]
+    parent, depth, fork_time, owner = node.parent, node.depth, node.fork_time, node.owner
+    new.nodes[n] = old.nodes[o]
+    node = new.nodes[n]
+    node.parent, node.depth, node.fork_time, node.owner = parent, depth, fork_time, owner
+    node.pins, node.slot = 0, -1
+    node.heap_child = node.heap_next = node.heap_prev = -1
+    node.is_dirty, node.indexed = False, 0
+    node.last_use -= dropped
+    node.walked -= dropped
+
+
+@internal
+def _carry_counts(old, new):
+    """Counts of what has happened; those of what is held are made anew."""
+    count = new.counts[NODES]
+    for i in range(NUM_COUNTS):
+        new.counts[i] = old.counts[i]
+    new.counts[NODES] = count
+    new.counts[KV] = new.counts[STATES] = new.counts[FIRST_STATES] = new.counts[DIRTY] = 0
+    new.counts[FIRST_BUCKETS] = new.counts[NORMAL_BUCKETS] = 0
+    new.rules[0].inflation = old.rules[0].inflation
+
+
+@internal
+def _link(new, n):
+    """Resident ``n`` becomes a child of its parent."""
+    nodes = new.nodes
+    p = nodes[n].parent
+    first = nodes[p].child
+    nodes[n].next, nodes[n].prev = first, -1
+    if first >= 0:
+        nodes[first].prev = n
+    nodes[p].child = n
+    nodes[p].children += 1
+    new.counts[KV] += nodes[n].depth - nodes[p].depth
