@@ -251,6 +251,7 @@ class TreeView:
             if key in self.checkpoints:
                 self._place(self.tree_core.node_by_id(key))
         if not self._to_move:
+            self.settle()  # what lost its state meanwhile still stands where it was
             for tiers in (self.states, self.leaves):
                 for i, index in enumerate(tiers.tiers):
                     if isinstance(index, MergedIndex):
