@@ -13,6 +13,7 @@ same streams in the simulator; `report` fills docs/tuning-results.md and draws i
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -32,6 +33,8 @@ def main(argv: list[str] | None = None) -> int:
     """The exit status is 2 for a wrong argument."""
     parser = _parser()
     args = parser.parse_args(argv)
+    # Ended from outside, a run must still end its server.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         COMMANDS[args.command](args)
     except (OSError, ValueError) as error:

@@ -103,7 +103,7 @@ class Client:
         start = time.perf_counter()
         with (
             ThreadPoolExecutor(self.concurrency) as pool,
-            tqdm(total=len(self.stream), unit="request") as progress,
+            tqdm(total=len(self.stream), unit="request", disable=None) as progress,
         ):
             for number, _ in enumerate(pool.map(self._one, range(len(self.stream))), 1):
                 progress.update()

@@ -20,6 +20,7 @@ PAGES = [
     "docs/simulator.md",
     "docs/paper.md",
     "docs/policy-research.md",
+    "docs/tuning-results.md",
 ]
 
 
