@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from sglang_hybrid.core.costs import ModelCosts
-from sglang_hybrid.core.hit_density import DensityTable
+from sglang_hybrid.core.hit_density import DensityTable, new_table
 from sglang_hybrid.shadow.records import Window
 from sglang_hybrid.shadow.ring import MAX_PAGES, MAX_REQUESTS
 from sglang_hybrid.sim.admission import Admission
@@ -67,18 +67,22 @@ class Report:
         saved: per arm, FLOPs saved or tokens hit in the window; in a search, in all windows.
             Empty where windows are only collected.
         realised: the same of the real cache, from the hits in the records.
+        hits: tokens hit per arm, whatever `saved` counts.
         tables: of arms that learn densities, by index, see `table_to_bytes`.
         seconds: time that the shadows took.
         is_search: whether it answers a search.
+        error: why the window was left out; empty if it was not.
     """
 
     generation: int
     number: int
     saved: tuple[float, ...]
     realised: float
+    hits: tuple[int, ...] = ()
     tables: dict[int, bytes] = field(default_factory=dict)
     seconds: float = 0.0
     is_search: bool = False
+    error: str = ""
 
     def to_bytes(self) -> bytes:
         return pickle.dumps(self)
@@ -116,8 +120,6 @@ def table_from_bytes(data: bytes) -> DensityTable:
     Raises:
         ValueError: of another size.
     """
-    from sglang_hybrid.core.hit_density import new_table
-
     like = new_table()
     size = like.cells.nbytes
     if len(data) != size + like.events.nbytes:

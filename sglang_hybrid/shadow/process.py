@@ -11,6 +11,9 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
+import numpy as np
+
+from sglang_hybrid.core.pages import Hashes
 from sglang_hybrid.shadow.messages import (
     RESET,
     SEARCH,
@@ -20,8 +23,10 @@ from sglang_hybrid.shadow.messages import (
     parse,
     table_to_bytes,
 )
-from sglang_hybrid.shadow.online import OnlineShadows
-from sglang_hybrid.shadow.records import Window
+from sglang_hybrid.shadow.online import OnlineShadows, Savings
+from sglang_hybrid.shadow.records import DamagedWindowError, Window, WindowBuilder
+
+_PARENT_CHECK_SECONDS = 10.0
 
 
 def main() -> None:
@@ -38,36 +43,68 @@ def main() -> None:
 
 def serve(connection: Connection) -> None:
     """Answer messages until the connection is closed."""
+    parent = os.getppid()
     settings = Settings.from_bytes(connection.recv_bytes())
-    shadows = OnlineShadows(
-        settings.costs,
-        settings.admission,
-        settings.budget,
-        settings.arms,
-        objective=settings.objective,
-        max_requests=settings.max_requests,
-        max_pages=settings.max_pages,
-    )
-    take = shadows.remember if settings.is_bootstrap else shadows.step
+    shadows = OnlineShadows(settings)
+    warm_up(settings)
     while True:
+        # Another process may hold a copy of the server's end, which then stays open.
+        while not connection.poll(_PARENT_CHECK_SECONDS):
+            if os.getppid() != parent:
+                return
         kind, generation, number, rest = parse(connection.recv_bytes())
-        start = time.perf_counter()
         if kind == RESET:
-            shadows.reset()
-            continue
-        if kind == WINDOW:
-            savings = take(Window.from_bytes(rest))
+            shadows.clear()
+        elif kind == WINDOW:
+            connection.send_bytes(_window_report(shadows, generation, number, rest).to_bytes())
         elif kind == SEARCH:
-            savings = shadows.search()
+            start = time.perf_counter()
+            report = _report(shadows, generation, number, shadows.search(), start, is_search=True)
+            connection.send_bytes(report.to_bytes())
         else:
             raise ValueError(f"unknown kind of message {kind!r}")
-        report = Report(
-            generation,
-            number,
-            savings.saved,
-            savings.realised,
-            {arm: table_to_bytes(table) for arm, table in shadows.tables().items()},
-            time.perf_counter() - start,
-            is_search=kind == SEARCH,
-        )
-        connection.send_bytes(report.to_bytes())
+
+
+def warm_up(settings: Settings) -> None:
+    """Compile what a window needs before there is one; a minute if nothing is cached yet."""
+    shadows = OnlineShadows(settings)
+    for _ in range(2):
+        builder = WindowBuilder()
+        no_pages: Hashes = np.empty(0, np.uint64)
+        builder.add(1, 0, no_pages)
+        shadows.step(builder.take())
+    if settings.is_bootstrap:
+        shadows.search()
+
+
+def _window_report(
+    shadows: OnlineShadows, generation: int, number: int, data: memoryview
+) -> Report:
+    start = time.perf_counter()
+    try:
+        window = Window.from_bytes(data)
+    except DamagedWindowError as error:
+        return Report(generation, number, (), 0.0, error=str(error))
+    return _report(shadows, generation, number, shadows.step(window), start)
+
+
+def _report(
+    shadows: OnlineShadows,
+    generation: int,
+    number: int,
+    savings: Savings,
+    start: float,
+    *,
+    is_search: bool = False,
+) -> Report:
+    tables = {arm: table_to_bytes(table) for arm, table in shadows.tables().items()}
+    return Report(
+        generation,
+        number,
+        savings.saved,
+        savings.realised,
+        savings.hits,
+        tables,
+        time.perf_counter() - start,
+        is_search,
+    )

@@ -67,6 +67,7 @@ class SerialReplay:
     ) -> None:
         self._rules = costs, policy, admission, budget
         self.cache: Cache = new_cache(tree, *self._rules, log_victims=log_victims)
+        self._tree_nodes = tree.num_nodes
         self.served = Served.empty(len(tree.input_len))
         self.position = 0
 
@@ -98,14 +99,15 @@ class SerialReplay:
                 f"served {self.position} of {len(old.requests)} requests, of which the first "
                 f"{dropped} are dropped; a tree of {len(tree.input_len)} cannot follow"
             )
-        further = len(tree.input_len) - kept
-        spare = int(most_cuts(old)) + _CUTS_PER_REQUEST * further + 64
+        cuts = count(old, "NODES") - self._tree_nodes
+        spare = most_cuts(cuts, dropped) + _CUTS_PER_REQUEST * (len(tree.input_len) - kept)
         new = new_cache(tree, *self._rules, spare_nodes=spare)._replace(table=old.table)
         carry(old, new, dropped)
         served = Served.empty(len(tree.input_len))
         for name in ("hits", "matched", "cached"):
             getattr(served, name)[:kept] = getattr(self.served, name)[dropped:]
         self.cache, self.served, self.position = new, served, kept
+        self._tree_nodes = tree.num_nodes
 
 
 def switch(cache: Cache, policy: PolicySpec, admission: Admission) -> None:

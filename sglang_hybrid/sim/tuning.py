@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_hybrid.core.costs import ModelCosts
+from sglang_hybrid.core.tuner import Decider
 from sglang_hybrid.sim.admission import Admission, parse_admission
 from sglang_hybrid.sim.budget import Budget
 from sglang_hybrid.sim.policy_spec import PRESETS, PolicySpec, parse_policy
@@ -61,7 +62,9 @@ class Arm:
 
 @dataclass(frozen=True)
 class Auto:
-    """Persistent shadow caches, one per arm; the best one's rules are in force.
+    """Persistent shadow caches, one per arm; the best one's rules are in force (`Decider`).
+
+    With an arm `lru`, an arm that saves less than that falls back to it.
 
     Attributes:
         name: as given by the user.
@@ -275,27 +278,32 @@ def _run_auto(
     arms = different_arms(auto.arms, admission)
     admissions = [arm.admits(admission) for arm in arms]
     shadows = [serial(arm.policy, own) for arm, own in zip(arms, admissions, strict=True)]
-    scores = np.zeros(len(shadows))
-    in_force = 0
+    names = [arm.name for arm in arms]
+    decider = Decider(
+        names,
+        0,
+        names.index("lru") if "lru" in names else None,
+        margin=auto.margin,
+        decay=auto.decay,
+    )
     replay = build(arms[0].policy, admissions[0])
     switches = [Switch(0, arms[0].name, arms[0].policy.alpha)]
     for start in range(0, requests, auto.period):
         stop = min(requests, start + auto.period)
         replay.advance(stop)
-        scores *= auto.decay
-        for i, shadow in enumerate(shadows):
+        for shadow in shadows:
             shadow.advance(stop)
-            scores[i] += saved_flops(costs, shadow.served.hits[start:stop])
-        best = int(np.argmax(scores))
-        if scores[best] <= scores[in_force] * (1 + auto.margin) or stop == requests:
+        choice = decider.update(
+            [saved_flops(costs, shadow.served.hits[start:stop]) for shadow in shadows]
+        )
+        if choice is None or stop == requests:
             continue
-        in_force = best
-        arm = arms[best]
+        arm, shadow = arms[choice.arm], shadows[choice.arm]
         if arm.policy.kind == "density":
             # What the shadow has learned while it was not in force.
-            for mine, learned in zip(replay.cache.table, shadows[best].cache.table, strict=True):
+            for mine, learned in zip(replay.cache.table, shadow.cache.table, strict=True):
                 mine[:] = learned
-        switch(replay.cache, arm.policy, admissions[best])
+        switch(replay.cache, arm.policy, admissions[choice.arm])
         switches.append(Switch(stop, arm.name, arm.policy.alpha))
     return Replayed(replay, tuple(switches))
 

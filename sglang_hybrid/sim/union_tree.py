@@ -69,7 +69,12 @@ def compile_trace(trace: Trace) -> UnionTree:
     longest = int((trace.input_len + trace.output_len).max())
     if longest >= NEVER:
         raise ValueError(f"trace {trace.name!r}: a sequence of {longest} tokens is too long")
-    symbols, source = _with_last_kept_symbol(trace.symbols, trace.offsets, trace.parent, trace.keep)
+    if (trace.parent < 0).all():
+        symbols, source = trace.symbols, trace.offsets[:-1]
+    else:
+        symbols, source = _with_last_kept_symbol(
+            trace.symbols, trace.offsets, trace.parent, trace.keep
+        )
     parent, depth, first_seen, fork_time, prompt_node, end_node = _build(
         trace.tokens_per_symbol,
         symbols,

@@ -39,10 +39,10 @@ def stream(seed: int):
 def run(seed: int, lead: int) -> list[int]:
     """Victims of the whole stream, as node ids, states and leaves alike."""
     from harness import Driver, make_cache
-    from sglang_hybrid.shadow.arms import arms_for
 
     from sglang_hybrid.adapter.decisions import Decision
     from sglang_hybrid.adapter.tuning import Tuning
+    from sglang_hybrid.shadow.arms import arms_for
     from sglang_hybrid.shadow.served import admission_of
 
     cache = make_cache({"min_gain_tokens": 16}, slots=24, tokens=3000, rows=4)

@@ -6,8 +6,7 @@ from random import Random
 
 import numpy as np
 
-from sglang_hybrid.core.pages import PAGE_TOKENS as PAGE
-from sglang_hybrid.core.pages import PageChain
+from sglang_hybrid.core.pages import PAGE_TOKENS, PageChain
 from sglang_hybrid.shadow.records import Window, WindowBuilder
 
 
@@ -17,7 +16,7 @@ def records(seed: int, count: int, *, tokens: int = 2000) -> Window:
     draw = np.random.default_rng(seed)
     systems = [draw.integers(0, 50_000, random.randint(100, tokens // 2)) for _ in range(4)]
     open_: list[tuple[np.ndarray, int, int]] = []  # sequence, system tokens, namespace
-    builder = WindowBuilder(PAGE)
+    builder = WindowBuilder(PAGE_TOKENS)
     for _ in range(count):
         if open_ and random.random() < 0.7:
             known, system_len, namespace = open_.pop(random.randrange(len(open_)))
@@ -30,7 +29,7 @@ def records(seed: int, count: int, *, tokens: int = 2000) -> Window:
         prompt = np.concatenate((known, draw.integers(0, 50_000, random.randint(1, 300))))
         output = draw.integers(0, 50_000, random.randint(0, 200))
         full = np.concatenate((prompt, output))
-        pages = PageChain().extend(np.asarray(full, np.int64), len(full))
+        pages = PageChain(namespace).extend(full, len(full))
         if random.random() < 0.05:
             pages = pages[: random.randint(0, len(pages))]
         builder.add(

@@ -43,6 +43,7 @@ def replay(trace, costs, policy, admission, budget, *, schedule=None, prefill_se
     cache = run.cache
     kv, states = count(cache, "KV"), count(cache, "STATES")
     assert count(cache, "PINNED_KV") == count(cache, "PINNED_STATES") == 0
+    assert count(cache, "LOCKED_KV") == 0
     assert count(cache, "RESERVED_KV") == count(cache, "RESERVED_STATES") == 0
     return Outcome(
         hits=run.served.hits.tolist(),

@@ -47,7 +47,10 @@ def replay(
     ``prefill_seconds(input tokens, hit tokens)`` is needed with a schedule, and without
     one only for the TTFT.
     """
-    run = Replay(trace, costs, policy, admission, budget)
+    of = Replay
+    if budget is not None and budget.has_pools:
+        from .reference_pools import PoolReplay as of  # which builds on this module
+    run = of(trace, costs, policy, admission, budget)
     if schedule is None:
         run.serial(prefill_seconds)
     else:
@@ -200,7 +203,7 @@ class Replay(Cache):
         state = State(kind, run.request, is_first, turn=run.turn)
         self.use(state, run.request)
         run.path[depth].state = state
-        run.made.append(state)
+        run.made.append(depth)
         self.density.append(state)
         self.out.states_made += 1
 
@@ -218,8 +221,6 @@ class Replay(Cache):
 
     def one_more_state_fits(self) -> bool:
         tokens, states = self.used()
-        if self.budget is not None and self.budget.has_pools:
-            tokens = 0  # only slots are asked for
         return self.fits(tokens, states + 1)
 
     def beaten(self, run: Running, depth: int) -> Position | None:
@@ -227,7 +228,7 @@ class Replay(Cache):
         r = run.request
         if self.policy.kind not in ("lru", "utility", "marconi"):
             return None
-        victim = self.pick_ordinary(r)
+        victim = self.pick_ordinary(self.choosing_at(run))
         if victim is None:
             return None
         above = max(
@@ -242,6 +243,10 @@ class Replay(Cache):
         own_loss, loss = losses(self.policy, [own, victim], r + 1)
         return victim.position if own_loss > loss else None
 
+    def choosing_at(self, run: Running) -> int:
+        """The time at which ``run`` weighs victims."""
+        return run.request
+
     def finish(self, run: Running) -> None:
         """What was reserved enters; step 9."""
         run.reserved_tokens, later, run.later = 0, sorted(run.later), []
@@ -255,16 +260,15 @@ class Replay(Cache):
             self.cap_path(run)
 
     def cap_path(self, run: Running) -> None:
-        pinned = self.pinned()
+        pinned = self.positions_with_pinned_states()
         states = [position for position in run.path if position.state is not None]
-        tail = max(position.depth for position in states if position.state in run.made)
-        states = [position for position in states if position.depth <= tail]
+        states = [position for position in states if position.depth <= max(run.made)]
         left = len(states)
         for position in states[:-1]:
             if left <= self.admission.max_states_per_path:
                 break
-            if position not in pinned and len(position.children) == 1:
-                self.evict(position, run.request)
+            if position not in pinned and len(position.kin) == 1:
+                self.evict(position, self.choosing_at(run))
                 left -= 1
 
     def outcome(self) -> Outcome:

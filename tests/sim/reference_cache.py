@@ -11,7 +11,7 @@ from sglang_hybrid.sim.budget import Budget
 from sglang_hybrid.sim.policy_spec import PolicySpec
 
 from .reference_policies import Candidate, Density, pick
-from .reference_tree import Position, State, Token, Tree
+from .reference_tree import Position, Token, Tree
 
 
 @dataclass
@@ -45,8 +45,13 @@ class Running:
     kv_end: int
     end: float = math.inf
     reserved_tokens: int = 0
+    # Two pools: KV that is not in the tree, and whether a slot is held to work on.
+    private_tokens: int = 0
+    works: bool = False
+    reserved_states: int = 0
+    output: list[tuple[int, Kind]] = field(default_factory=list)
     later: list[tuple[int, Kind, bool]] = field(default_factory=list)  # reserved states
-    made: list[State] = field(default_factory=list)
+    made: list[int] = field(default_factory=list)  # depths of new states
 
 
 class Cache:
@@ -79,11 +84,12 @@ class Cache:
     def pinned(self) -> set[Position]:
         return {position for run in self.running for position in run.path[1:]}
 
+    def positions_with_pinned_states(self) -> set[Position]:
+        return self.pinned()
+
     def fits(self, tokens: int, states: int) -> bool:
         if self.budget is None:
             return True
-        if self.budget.has_pools:
-            return tokens <= self.budget.kv_tokens and states <= self.budget.state_slots
         return self.bytes_of(tokens, states) <= self.budget.total_bytes
 
     def bytes_of(self, tokens: int, states: int) -> float:
@@ -116,17 +122,20 @@ class Cache:
         return max(len(s) for s in self.seen if s[: len(tokens)] == tokens)
 
     def first_victim(self, r: int, leaves: bool = False) -> Position | None:
+        firsts = self.first_victims(leaves)
+        if not firsts:
+            return None
+        return pick(self.first_order, [self.candidate(p, r) for p in firsts], r)[1].position
+
+    def first_victims(self, leaves: bool) -> list[Position]:
         pinned = self.pinned()
-        firsts = [
+        return [
             position
             for position in self.tree.with_states()
             if position.state.is_first_victim
             and position not in pinned
             and len(position.children) <= (0 if leaves else 1)
         ]
-        if not firsts:
-            return None
-        return pick(self.first_order, [self.candidate(p, r) for p in firsts], r)[1].position
 
     def ordinary(self, leaves: bool = False) -> list[Position]:
         """Candidates when there is no first victim."""
@@ -151,15 +160,10 @@ class Cache:
             self.inflation = loss
         return victim
 
-    def evict_next(self, r: int, leaves: bool = False) -> None:
+    def evict_next(self, r: int) -> None:
         """Evict the next victim of all; there is one."""
-        victim = self.first_victim(r, leaves) or self.pick_ordinary(r, leaves).position
+        victim = self.first_victim(r) or self.pick_ordinary(r).position
         self.evict(victim, r)
-
-    def evict_least_recently_passed(self, r: int) -> None:
-        """Of two pools with `kv_lru`: a leaf, for its KV."""
-        leaves = self.ordinary(leaves=True)
-        self.evict(min(leaves, key=lambda leaf: (self.last_pass(leaf), leaf.depth)), r)
 
     def last_pass(self, position: Position) -> int:
         tokens = position.tokens()
@@ -178,13 +182,5 @@ class Cache:
 
     def make_room(self, r: int, tokens: int, states: int) -> None:
         """Evict until so much more fits, which it does beside what is pinned."""
-        if self.budget is not None and self.budget.has_pools:
-            while not self.fits(0, self.used()[1] + states):
-                self.evict_next(r)
-            while not self.fits(self.used()[0] + tokens, 0):
-                if self.policy.kv_lru:
-                    self.evict_least_recently_passed(r)
-                else:
-                    self.evict_next(r, leaves=True)
         while not self.fits(self.used()[0] + tokens, self.used()[1] + states):
             self.evict_next(r)

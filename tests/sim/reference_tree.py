@@ -34,6 +34,8 @@ class Position:
     children: dict[Token, Position] = field(default_factory=dict)
     state: State | None = None
     was_hit: bool = False  # the token was part of a hit
+    made: int = 0  # two pools: request that inserted it
+    counts_live_only: bool = False  # two pools: what leads to no state is no child
 
     @property
     def depth(self) -> int:
@@ -41,7 +43,23 @@ class Position:
 
     @property
     def is_leaf(self) -> bool:
-        return not self.children
+        return not self.kin
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its token was freed."""
+        return self.parent.children.get(self.token) is not self
+
+    @property
+    def kin(self) -> list[Position]:
+        """Children that count."""
+        children = list(self.children.values())
+        return [c for c in children if c.is_live] if self.counts_live_only else children
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a state is here or further on."""
+        return self.state is not None or any(child.is_live for child in self.children.values())
 
     def tokens(self) -> list[Token]:
         tokens = []
@@ -61,12 +79,12 @@ class Position:
     def own_tokens(self) -> int:
         """Of a leaf: tokens down to it from the nearest state, fork or root above."""
         tokens, position = 1, self.parent
-        while position.parent is not None and position.state is None and len(position.children) < 2:
+        while position.parent is not None and position.state is None and len(position.kin) < 2:
             tokens, position = tokens + 1, position.parent
         return tokens
 
     def is_superseded(self) -> bool:
-        return len(self.children) == 1 and self.state.kind in ENDS
+        return len(self.kin) == 1 and self.state.kind in ENDS
 
 
 class Tree:
@@ -87,7 +105,9 @@ class Tree:
         position, new = self.root, 0
         for token in tokens:
             if token not in position.children:
-                position.children[token] = Position(position, token)
+                position.children[token] = Position(
+                    position, token, counts_live_only=position.counts_live_only
+                )
                 new += 1
             position = position.children[token]
         return new
@@ -100,7 +120,7 @@ class Tree:
         freed = 0
         while (
             position.parent is not None
-            and position.is_leaf
+            and not position.children
             and position.state is None
             and position not in pinned
         ):

@@ -11,13 +11,14 @@ from sglang_hybrid.core.presets import load_model
 from sglang_hybrid.sim.admission import parse_admission
 from sglang_hybrid.sim.budget import Budget
 from sglang_hybrid.sim.engine import cache as arrays
-from sglang_hybrid.sim.engine.cache import FIRST_STATES, KV, NODES, SLOTS, STATES
+from sglang_hybrid.sim.engine.cache import KV, NODES, STATES
 from sglang_hybrid.sim.policy_spec import PolicySpec, parse_policy
 from sglang_hybrid.sim.replay import SerialReplay, count, resident_states
 from sglang_hybrid.sim.trace import Trace
 from sglang_hybrid.sim.traces import load_trace
 from sglang_hybrid.sim.union_tree import compile_trace
 
+from .integrity import check_integrity
 from .scenarios import COSTS, MARCONI, trace_of
 from .strategies import POLICIES, random_case
 
@@ -98,41 +99,6 @@ def check_same(trace: Trace, size: int, *rules) -> None:
     for name in COUNTS:
         assert count(parts.cache, name) == count(whole.cache, name), name
     assert (parts.cache.table.cells == whole.cache.table.cells).all()
-
-
-def check_integrity(replay: SerialReplay) -> None:
-    """What the arrays say about themselves is true."""
-    cache = replay.cache
-    nodes = cache.nodes[: cache.counts[NODES]]
-    inner = np.arange(1, len(nodes))
-    resident = inner[nodes["resident"][1:]]
-    parents = nodes["parent"][resident]
-    assert nodes["resident"][parents].all()
-    assert (nodes["depth"][nodes["parent"][1:]] < nodes["depth"][1:]).all()
-    assert cache.counts[KV] == (nodes["depth"][resident] - nodes["depth"][parents]).sum()
-    assert (nodes["children"] == np.bincount(parents, minlength=len(nodes))).all()
-    for n in np.flatnonzero(nodes["children"]):
-        found, child, before = [], nodes["child"][n], -1
-        while child >= 0:
-            assert nodes["prev"][child] == before
-            found.append(child)
-            before, child = child, nodes["next"][child]
-        assert sorted(found) == sorted(resident[parents == n])
-    states = np.flatnonzero(nodes["slot"] >= 0)
-    assert cache.counts[STATES] == len(states)
-    slots = cache.lists[SLOTS, : len(states)]
-    assert sorted(slots) == sorted(states)
-    assert (nodes["slot"][slots] == np.arange(len(states))).all()
-    assert nodes["resident"][states].all()
-    assert cache.counts[FIRST_STATES] == nodes["is_first"][states].sum()
-    leaves = resident[nodes["children"][resident] == 0]
-    assert (nodes["slot"][leaves] >= 0).all()
-    assert (nodes["last_use"][states] < len(cache.requests)).all()
-    made, evicted = count(cache, "KV_MADE"), count(cache, "KV_EVICTED")
-    assert made - evicted == cache.counts[KV]
-    for name in ("PINNED_KV", "PINNED_STATES", "RESERVED_KV", "RESERVED_STATES"):
-        assert count(cache, name) == 0
-    assert (nodes["pins"] == 0).all()
 
 
 @pytest.mark.parametrize("policy", POLICIES)

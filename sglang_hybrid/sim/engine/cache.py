@@ -32,6 +32,11 @@ NODE = np.dtype(
         ("longest", np.int32),  # longest sequence so far that passed it
         ("resident", np.bool_),
         ("kv_used", np.bool_),  # part of a hit since it is resident
+        # Two pools: KV that is held, whether or not it leads to a state.
+        ("held", np.bool_),
+        ("held_children", np.int32),
+        ("locks", np.int32),
+        ("made", np.int32),  # request that inserted the KV
         # The state, if `slot` >= 0.
         ("slot", np.int32),
         ("last_use", np.int32),
@@ -40,7 +45,7 @@ NODE = np.dtype(
         ("turn", np.int8),
         ("is_first", np.bool_),
         ("is_dirty", np.bool_),  # facts must be computed anew
-        ("indexed", np.int8),  # 0: not in the index, else 1 + tier
+        ("indexed", np.int8),  # 0: not in the index, else 1 + tier; `AS_EVIDENCE`
         ("saved", np.float64),
         ("freed", np.float64),
         ("weight", np.float64),
@@ -110,6 +115,7 @@ RULES = np.dtype(
 LRU, UTILITY, LINEAR, HYPERBOLIC, GDSF, GDSF_ONE, SEGLEN, TLRU, DENSITY, OFFLINE = range(10)
 
 FIRST, NORMAL = 0, 1  # tiers of victims
+AS_EVIDENCE = 3  # `indexed` of the end of a path that leads to no state
 
 # Places in `Cache.counts`.
 (
@@ -135,8 +141,10 @@ FIRST, NORMAL = 0, 1  # tiers of victims
     RANDOM,  # state of SplitMix64
     FIRST_BUCKETS,  # and, next to it, those of the other tier
     NORMAL_BUCKETS,
+    LOCKED_KV,
+    EVIDENCE,  # oldest end of a path that leads to no state, -1: none
     NUM_COUNTS,
-) = range(23)
+) = range(25)
 
 # Rows of `Cache.lists`.
 SLOTS, DIRTY_LIST, HEADS, FIRST_ROOTS, NORMAL_ROOTS, NUM_LISTS = range(6)
@@ -198,11 +206,12 @@ def new_cache(
     nodes["owner"][:count] = np.arange(count)
     for name in ("child", "next", "prev", "slot", "heap_child", "heap_next", "heap_prev"):
         nodes[name] = -1
-    nodes["resident"][0] = True
+    nodes["resident"][0] = nodes["held"][0] = True
     counts = np.zeros(NUM_COUNTS, np.int64)
     counts[NODES] = count
     counts[FIRST_EVICTION] = -1
     counts[RANDOM] = policy.seed
+    counts[EVIDENCE] = -1
     requests = np.zeros(len(tree.input_len), REQUEST_ROW)
     for name in REQUEST_ROW.names or ():
         requests[name] = getattr(tree, name)

@@ -20,6 +20,7 @@ from sglang_hybrid.sim.engine.cache import (
     NUM_COUNTS,
     SLOTS,
     STATES,
+    TLRU,
 )
 from sglang_hybrid.sim.engine.index import reindex
 from sglang_hybrid.sim.engine.residency import cut, drop_stateless
@@ -44,14 +45,14 @@ def _matters(nodes, n):
     return False
 
 
-@compiled
-def most_cuts(old):
-    """How many nodes `carry` may add to the new tree, at most."""
-    count = 0
-    for n in range(1, old.counts[NODES]):
-        if old.nodes[n].resident and _matters(old.nodes, n):
-            count += 1
-    return count
+def most_cuts(cuts, dropped):
+    """How many nodes `carry` may add to the new tree, at most.
+
+    Args:
+        cuts: nodes of the old cache that were not in its tree.
+        dropped: requests; each has made up to four nodes of its tree.
+    """
+    return cuts + 4 * dropped
 
 
 @compiled
@@ -63,16 +64,12 @@ def carry(old, new, dropped):
     over the table of densities by sharing it.
     """
     image = np.full(old.counts[NODES], -1, np.int32)  # in the new tree; -1: not passed
+    policy = old.rules[0].policy
+    notes_walks = policy == TLRU or old.rules[0].kv_lru  # also where nothing is resident
     for r in range(dropped, len(old.requests)):
-        _carry_path(old, new, image, r, dropped)
+        _carry_path(old, new, image, r, dropped, notes_walks)
     _carry_counts(old, new)
     nodes = new.nodes
-    for n in range(new.counts[NODES]):
-        nodes[n].children = 0
-        nodes[n].child = nodes[n].next = nodes[n].prev = -1
-    for n in range(1, new.counts[NODES]):
-        if nodes[n].resident:
-            _link(new, n)
     for i in range(old.counts[STATES]):  # in their order, from which density samples
         n = image[old.lists[SLOTS, i]]
         if n < 0:
@@ -81,31 +78,45 @@ def carry(old, new, dropped):
         new.lists[SLOTS, new.counts[STATES]] = n
         new.counts[STATES] += 1
         new.counts[FIRST_STATES] += nodes[n].is_first
-    new.counts[KV_EVICTED] += old.counts[KV] - new.counts[KV]
+    resident = image  # no longer needed
+    count = 0
     for n in range(1, new.counts[NODES]):
         if nodes[n].resident:
-            drop_stateless(new, n)  # a leaf now, if all that followed was lost
+            _link(new, n)
+            if nodes[n].slot < 0:
+                resident[count] = n
+                count += 1
+    new.counts[KV_EVICTED] += old.counts[KV] - new.counts[KV]
+    for i in range(count):
+        # A leaf now, if all that followed was lost.
+        if nodes[resident[i]].resident:
+            drop_stateless(new, resident[i])
     reindex(new)
 
 
 @internal
-def _carry_path(old, new, image, r, dropped):
+def _carry_path(old, new, image, r, dropped, notes_walks):
     """Nodes of one request's sequence, from its end up to what earlier ones have carried."""
     a, b = old.nodes, new.nodes
     o = old.requests[r].end_node
     n = new.requests[r - dropped].end_node
     while o > 0 and image[o] < 0:
         # The shallowest node at or below the depth of `o` is `n`.
+        carries = a[o].resident or notes_walks
         if b[n].depth > a[o].depth and a[o].resident and _matters(a, o):
-            n = cut(new, n, a[o].depth)
-        if b[n].depth == a[o].depth:
+            was = b[n].resident
+            b[n].resident = False  # nothing is linked yet that `cut` would have to mend
+            below, n = n, cut(new, n, a[o].depth)
+            b[below].resident = was
+        if carries and b[n].depth == a[o].depth:
             _copy(old, new, o, n, dropped)
         image[o] = n
         above = a[o].parent
         while b[b[n].parent].depth > a[above].depth:  # cut into the edge by the new requests
             n = b[n].parent
-            _copy(old, new, o, n, dropped)
-            b[n].is_first = False
+            if carries:
+                _copy(old, new, o, n, dropped)
+                b[n].is_first = False
         o = above
         if b[b[n].parent].depth == a[o].depth:
             n = b[n].parent
@@ -119,7 +130,8 @@ def _copy(old, new, o, n, dropped):
     new.nodes[n] = old.nodes[o]
     node = new.nodes[n]
     node.parent, node.depth, node.fork_time, node.owner = parent, depth, fork_time, owner
-    node.pins, node.slot = 0, -1
+    node.children, node.pins = 0, 0
+    node.child = node.next = node.prev = node.slot = -1
     node.heap_child = node.heap_next = node.heap_prev = -1
     node.is_dirty, node.indexed = False, 0
     node.last_use -= dropped

@@ -14,15 +14,19 @@ import numpy as np
 from sglang_hybrid.core import scores
 from sglang_hybrid.core.checkpoints import Kind
 from sglang_hybrid.sim.engine.cache import (
+    AS_EVIDENCE,
     DENSITY,
     DIRTY,
     DIRTY_LIST,
+    EVIDENCE,
     FIRST,
     FIRST_BUCKETS,
     FIRST_ROOTS,
     GDSF,
     GDSF_ONE,
     HYPERBOLIC,
+    KV,
+    KV_EVICTED,
     LINEAR,
     LRU,
     NORMAL,
@@ -155,6 +159,23 @@ def reindex(c):
         mark(c, n)
 
 
+@internal
+def let_go(c, n):
+    """Free what is held at ``n`` and above it and leads to nothing else."""
+    nodes = c.nodes
+    while n > 0 and nodes[n].held and nodes[n].held_children == 0:
+        if nodes[n].slot >= 0 or nodes[n].locks > 0:
+            return
+        above = nodes[n].parent
+        tokens = nodes[n].depth - nodes[above].depth
+        nodes[n].held = False
+        file_evidence(c, n)
+        nodes[above].held_children -= 1
+        c.counts[KV] -= tokens
+        c.counts[KV_EVICTED] += tokens
+        n = above
+
+
 # ---- heaps ----
 
 
@@ -231,19 +252,27 @@ def _join(c, n, tier):
 @internal
 def leave_index(c, n):
     """Take ``n`` out of its heap."""
-    nodes = c.nodes
-    node = nodes[n]
+    node = c.nodes[n]
     tier = node.indexed - 1
     i = _find_bucket(c, tier, node.bucket)
-    if c.lists[FIRST_ROOTS + tier, i] == n:
+    root = _without(c, c.lists[FIRST_ROOTS + tier, i], n)
+    if root < 0:
+        last = c.counts[FIRST_BUCKETS + tier] - 1
+        c.counts[FIRST_BUCKETS + tier] = last
+        c.bucket_keys[tier, i] = c.bucket_keys[tier, last]
+        c.lists[FIRST_ROOTS + tier, i] = c.lists[FIRST_ROOTS + tier, last]
+    else:
+        c.lists[FIRST_ROOTS + tier, i] = root
+    node.indexed = 0
+
+
+@internal
+def _without(c, root, n):
+    """Take ``n`` out of the heap of ``root``; the new root, -1 if nothing is left."""
+    nodes = c.nodes
+    node = nodes[n]
+    if root == n:
         root = _meld_children(c, n)
-        if root < 0:
-            last = c.counts[FIRST_BUCKETS + tier] - 1
-            c.counts[FIRST_BUCKETS + tier] = last
-            c.bucket_keys[tier, i] = c.bucket_keys[tier, last]
-            c.lists[FIRST_ROOTS + tier, i] = c.lists[FIRST_ROOTS + tier, last]
-        else:
-            c.lists[FIRST_ROOTS + tier, i] = root
     else:
         before, after = node.heap_prev, node.heap_next
         if nodes[before].heap_child == n:
@@ -254,6 +283,27 @@ def leave_index(c, n):
             nodes[after].heap_prev = before
         rest = _meld_children(c, n)
         if rest >= 0:
-            c.lists[FIRST_ROOTS + tier, i] = _meld(c, c.lists[FIRST_ROOTS + tier, i], rest)
+            root = _meld(c, root, rest)
     node.heap_child = node.heap_next = node.heap_prev = -1
-    node.indexed = 0
+    return root
+
+
+@internal
+def file_evidence(c, n):
+    """Put ``n`` where it belongs: among the ends of paths that lead to no state, or not.
+
+    They go in the order in which their KV was inserted, of equal ones the shallower first.
+    """
+    node = c.nodes[n]
+    belongs = n > 0 and node.held and node.held_children == 0 and node.slot < 0
+    belongs = belongs and node.locks == 0
+    if belongs == (node.indexed == AS_EVIDENCE):
+        return
+    root = np.int32(c.counts[EVIDENCE])
+    if belongs:
+        node.last_use, node.indexed = node.made, AS_EVIDENCE
+        node.heap_child = node.heap_next = node.heap_prev = -1
+        c.counts[EVIDENCE] = n if root < 0 else _meld(c, root, n)
+    else:
+        node.indexed = 0
+        c.counts[EVIDENCE] = _without(c, root, n)

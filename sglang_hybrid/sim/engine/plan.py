@@ -41,8 +41,12 @@ def _want(c, count, depth, kind):
 
 
 @internal
-def plan(c, r, hit, matched):
-    """Fill depths and kinds of `plan`, by rising depth; returns how many."""
+def plan(c, r, hit, matched, only_continues):
+    """Fill depths and kinds of `plan`, by rising depth; returns how many.
+
+    With two pools only those of the prompt. ``only_continues``: nothing else follows where
+    the match ends.
+    """
     rules = c.rules[0]
     length = c.requests[r].input_len
     nearest = hit + rules.min_gain
@@ -51,12 +55,12 @@ def plan(c, r, hit, matched):
         depth = matched if matched < length else length - 1
         depth -= depth % rules.branch
         if (matched < length or rules.branch_full) and depth >= nearest:
-            count = _want(c, count, depth, BRANCH)
+            count = _want(c, count, depth, DECODE_END if only_continues else BRANCH)
     if rules.ghost_forks > 0:
         count = _ghost_forks(c, r, count, nearest)
     if rules.system_end and nearest <= c.requests[r].system_len < length:
         count = _want(c, count, c.requests[r].system_len, SYSTEM_END)
-    count = plan_output(c, r, hit, count)
+    count = _blocks(c, hit, length, count) if rules.has_pools else plan_output(c, r, hit, count)
     if rules.chunk > 0:
         return _chunks(c, r, hit, count)
     if rules.prompt_end > 0:
@@ -71,15 +75,22 @@ def plan_output(c, r, beyond, count):
     """Positions that do not depend on what is resident: blocks and the last token."""
     rules = c.rules[0]
     total = c.requests[r].input_len + c.requests[r].output_len
-    if rules.block > 0:
-        for depth in range((beyond // rules.block + 1) * rules.block, total + 1, rules.block):
-            count = _want(c, count, depth, CHUNK)
+    count = _blocks(c, beyond, total, count)
     if rules.decode_end == 1:
         count = _want(c, count, total, DECODE_END)
     elif rules.decode_end > 1:
         depth = total - total % rules.decode_end
         if depth > c.requests[r].input_len:
             count = _want(c, count, depth, DECODE_END)
+    return count
+
+
+@internal
+def _blocks(c, beyond, until, count):
+    block = c.rules[0].block
+    if block > 0:
+        for depth in range((beyond // block + 1) * block, until + 1, block):
+            count = _want(c, count, depth, CHUNK)
     return count
 
 
@@ -108,12 +119,19 @@ def _chunks(c, r, hit, count):
     start = hit
     while start < length:
         end = min(start + rules.chunk, length)
+        if rules.has_pools and not rules.chunk_or_branch:
+            for i in range(count):  # the prefill is cut there and goes on as a new chunk
+                if start < c.plan[i].depth < end:
+                    end = c.plan[i].depth
+                    break
         depth = end - (end - start) % grid
         is_last = end == length
         wanted = depth > start and (not is_last or rules.prompt_end > 0)
         if wanted and rules.chunk_or_branch:
             for i in range(branches):
-                if c.plan[i].kind == BRANCH and start < c.plan[i].depth <= end:
+                is_branch = c.plan[i].kind == BRANCH
+                is_branch |= rules.has_pools and c.plan[i].kind == DECODE_END
+                if is_branch and start < c.plan[i].depth <= end:
                     wanted = False
         if wanted:
             before = count

@@ -53,10 +53,9 @@ from sglang_hybrid.sim.engine.victims import (
     count_event,
     density_class,
     evict,
-    oldest_walked_leaf,
 )
 from sglang_hybrid.sim.jit import internal
-from sglang_hybrid.sim.policies import marconi, utility
+from sglang_hybrid.sim.policies import lru, marconi, utility
 
 REJECTED, CACHED, WAITS = range(3)
 
@@ -84,14 +83,14 @@ def begin(c, r, job, is_serial, may_wait):
         n = nodes[n].parent
     tip, resident = n, np.int64(nodes[n].depth)
 
-    count = plan(c, r, hit, matched)
+    count = plan(c, r, hit, matched, False)
     find_nodes(c, r, count)
     kv_end = length + c.requests[r].output_len
     if c.rules[0].truncate:
         kv_end = max(resident, c.plan[count - 1].depth) if count else resident
     new_states = np.int64(0)
     for i in range(count):
-        if _is_asked_for(c, c.plan[i].kind) and nodes[c.plan[i].node].slot < 0:
+        if is_asked_for(c, c.plan[i].kind) and nodes[c.plan[i].node].slot < 0:
             new_states += 1
     pin(c, tip)
     job[REQUEST], job[HIT], job[MATCHED], job[KV_END] = r, hit, matched, kv_end
@@ -103,7 +102,7 @@ def begin(c, r, job, is_serial, may_wait):
         unpin(c, tip)
         job[STATUS] = WAITS
         return WAITS
-    _touch(c, r, matched_node, hit_node)
+    use_hit(c, r, matched_node, hit_node)
     _renew(c, r, count)
     job[STATUS] = status
     if status == REJECTED:
@@ -135,7 +134,7 @@ def finish(c, job, is_serial):
     c.counts[RESERVED_STATES] -= job[HELD_STATES]
     drop_stateless(c, tip)
     if c.rules[0].max_states_per_path > 0 and job[TAIL] >= 0:
-        _cap_path(c, r, job[TAIL])
+        cap_path(c, r, job[TAIL])
 
 
 @internal
@@ -149,14 +148,14 @@ def turn_at(c, n):
 
 
 @internal
-def _is_asked_for(c, kind):
+def is_asked_for(c, kind):
     return not (c.rules[0].first_victims and (kind in (PROMPT_END, CHUNK)))
 
 
 @internal
-def _starts_first(c, kind):
+def starts_first(c, kind):
     used = (c.counts[USED_KINDS] >> kind) & 1
-    return not _is_asked_for(c, kind) and not used
+    return not is_asked_for(c, kind) and not used
 
 
 @internal
@@ -164,8 +163,6 @@ def _fits_beside_pinned(c, job):
     rules, counts = c.rules[0], c.counts
     tokens = job[HELD_KV] + counts[PINNED_KV] + counts[RESERVED_KV]
     states = job[HELD_STATES] + counts[PINNED_STATES] + counts[RESERVED_STATES]
-    if rules.has_pools:
-        return tokens <= rules.kv_tokens and states <= rules.state_slots
     return rules.kv_bytes * tokens + rules.state_bytes * states <= rules.budget
 
 
@@ -179,25 +176,14 @@ def _fits(c, tokens, states):
 
 
 @internal
-def _fits_slots(c, states):
-    return c.counts[STATES] + c.counts[RESERVED_STATES] + states <= c.rules[0].state_slots
-
-
-@internal
 def _make_space(c, r, job):
-    rules = c.rules[0]
-    if not rules.has_pools:
-        while not _fits(c, job[HELD_KV], job[HELD_STATES]):
-            evict(c, choose(c, r, False), r)
-        return
-    while not _fits_slots(c, job[HELD_STATES]):
+    while not _fits(c, job[HELD_KV], job[HELD_STATES]):
         evict(c, choose(c, r, False), r)
-    while c.counts[KV] + c.counts[RESERVED_KV] + job[HELD_KV] > rules.kv_tokens:
-        evict(c, oldest_walked_leaf(c) if rules.kv_lru else choose(c, r, True), r)
 
 
 @internal
-def _touch(c, r, matched_node, hit_node):
+def use_hit(c, r, matched_node, hit_node):
+    """Request ``r`` was matched and starts from ``hit_node``."""
     nodes, rules = c.nodes, c.rules[0]
     base = c.rules[0].inflation
     if rules.policy == TLRU or rules.kv_lru:
@@ -242,16 +228,20 @@ def _walk(c, r):
 def _renew(c, r, count):
     """Wanted positions that hold a state already."""
     for i in range(count):
-        n = c.plan[i].node
-        node = c.nodes[n]
-        if node.slot < 0:
-            continue
-        touch(c, n, r, c.rules[0].inflation)
-        if node.is_first:
-            node.kind = c.plan[i].kind
-            if not _starts_first(c, node.kind):
-                node.is_first = False
-                c.counts[FIRST_STATES] -= 1
+        if c.nodes[c.plan[i].node].slot >= 0:
+            renew(c, c.plan[i].node, c.plan[i].kind, r)
+
+
+@internal
+def renew(c, n, kind, now):
+    """State ``n`` is wanted again, as one of ``kind``."""
+    node = c.nodes[n]
+    touch(c, n, now, c.rules[0].inflation)
+    if node.is_first:
+        node.kind = kind
+        if not starts_first(c, kind):
+            node.is_first = False
+            c.counts[FIRST_STATES] -= 1
 
 
 @internal
@@ -277,7 +267,7 @@ def _insert(c, r, job, count, limit, pins):
         n = above
     for i in range(count):
         n, kind = c.plan[i].node, c.plan[i].kind
-        if c.plan[i].depth > limit or nodes[n].slot >= 0 or not _is_asked_for(c, kind):
+        if c.plan[i].depth > limit or nodes[n].slot >= 0 or not is_asked_for(c, kind):
             continue
         add_state(c, n, kind, job[TURN], r, False, c.rules[0].inflation)
         job[HELD_STATES] -= 1
@@ -290,54 +280,56 @@ def _insert(c, r, job, count, limit, pins):
 @internal
 def _take_first_victims(c, r, job, count):
     """States that nobody asked for, where they cost nothing that is worth more."""
-    nodes, rules = c.nodes, c.rules[0]
+    nodes = c.nodes
     for i in range(count):
         n, kind = c.plan[i].node, c.plan[i].kind
-        if _is_asked_for(c, kind) or nodes[n].slot >= 0:
+        if is_asked_for(c, kind) or nodes[n].slot >= 0:
             continue
-        while not (_fits_slots(c, 1) if rules.has_pools else _fits(c, 0, 1)):
+        while not _fits(c, 0, 1):
             settle(c, r)
             victim = choose_first(c, r, False)
             if victim < 0:
-                victim = choose_normal_if_beaten(c, n, r)
+                victim = choose_normal_if_beaten(c, n, r, r)
             if victim < 0:
                 break
             evict(c, victim, r)
-        if _fits_slots(c, 1) if rules.has_pools else _fits(c, 0, 1):
-            is_first = _starts_first(c, kind)
+        if _fits(c, 0, 1):
+            is_first = starts_first(c, kind)
             add_state(c, n, kind, job[TURN], r, is_first, c.rules[0].inflation)
             if job[TAIL] < 0 or nodes[n].depth > nodes[job[TAIL]].depth:
                 job[TAIL] = n
 
 
 @internal
-def choose_normal_if_beaten(c, n, now):
-    """The next ordinary victim if a new state at ``n`` is worth more than it, else -1."""
+def choose_normal_if_beaten(c, n, now, made):
+    """The next ordinary victim if a state made at ``n`` now is worth more than it, else -1."""
     nodes, rules = c.nodes, c.rules[0]
     policy = rules.policy
     if policy not in (LRU, UTILITY, LINEAR, HYPERBOLIC):
         return np.int32(-1)
     victim = choose_normal(c, now, False)
-    if victim < 0 or policy == LRU:
+    if victim < 0:
         return victim
     live = live_ancestor(c, n)
     depth, above = np.int64(nodes[n].depth), np.int64(nodes[live].depth)
     saved = prefill_flops(c, depth) - prefill_flops(c, above)
     freed = rules.state_bytes + rules.kv_bytes * (depth - above)
     old = nodes[victim]
-    if policy == UTILITY:
+    if policy == LRU:
+        new_loss, old_loss = lru.loss(made), lru.loss(old.last_use)
+    elif policy == UTILITY:
         new_loss = utility.loss(utility_weight(rules.alpha, saved, freed, 0, False), 1)
-        old_loss = utility.loss(old.weight, now + 1 - old.last_use)
+        old_loss = utility.loss(old.weight, made + 1 - old.last_use)
     else:
         weight = efficiency_weight(saved, freed)
         new_loss, old_loss = marconi.pair_losses(
-            rules.alpha, policy, weight, now, old.weight, old.last_use, now + 1
+            rules.alpha, policy, weight, made, old.weight, old.last_use, made + 1
         )
     return victim if new_loss > old_loss else np.int32(-1)
 
 
 @internal
-def _cap_path(c, r, tail):
+def cap_path(c, r, tail):
     """SGLang's --mamba-max-states-per-path: the shallowest that may go, go."""
     nodes = c.nodes
     count = 0

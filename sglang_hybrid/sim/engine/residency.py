@@ -109,11 +109,13 @@ def add_edge(c, n):
         nodes[first].prev = n
     nodes[p].child = n
     nodes[p].children += 1
-    nodes[n].resident, nodes[n].kv_used = True, False
-    c.counts[KV] += tokens
-    c.counts[KV_MADE] += tokens
-    if nodes[n].pins > 0:
-        c.counts[PINNED_KV] += tokens
+    nodes[n].resident = True
+    if not c.rules[0].has_pools:
+        nodes[n].kv_used = False
+        c.counts[KV] += tokens
+        c.counts[KV_MADE] += tokens
+        if nodes[n].pins > 0:
+            c.counts[PINNED_KV] += tokens
     if nodes[p].slot >= 0:
         mark(c, p)
     elif nodes[p].children == 2:
@@ -135,8 +137,9 @@ def remove_edge(c, n):
     nodes[p].children -= 1
     nodes[n].resident = False
     tokens = nodes[n].depth - nodes[p].depth
-    c.counts[KV] -= tokens
-    c.counts[KV_EVICTED] += tokens
+    if not c.rules[0].has_pools:
+        c.counts[KV] -= tokens
+        c.counts[KV_EVICTED] += tokens
     if nodes[p].slot >= 0:
         mark(c, p)
     elif nodes[p].children == 1:
@@ -200,6 +203,8 @@ def cut(c, edge, depth):
     node.fork_time, node.owner = NEVER, below.owner
     node.pins, node.walked, node.longest = below.pins, below.walked, below.longest
     node.resident, node.kv_used = below.resident, below.kv_used
+    node.held, node.held_children = below.held, below.held
+    node.locks, node.made = below.locks, below.made
     node.slot, node.is_dirty = -1, False
     node.heap_child = node.heap_next = node.heap_prev = -1
     node.child = node.next = node.prev = -1

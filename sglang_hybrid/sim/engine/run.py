@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sglang_hybrid.sim.engine import pools, requests
 from sglang_hybrid.sim.engine.cache import NODES, STATES, VICTIMS
 from sglang_hybrid.sim.engine.plan import most_positions
 from sglang_hybrid.sim.engine.requests import (
@@ -13,8 +14,6 @@ from sglang_hybrid.sim.engine.requests import (
     MATCHED,
     STATUS,
     WAITS,
-    begin,
-    finish,
 )
 from sglang_hybrid.sim.jit import compiled, internal
 
@@ -31,6 +30,21 @@ def _has_room(c, r):
     return len(c.victims) == 0 or c.counts[VICTIMS] + c.counts[STATES] + most < len(c.victims)
 
 
+@internal
+def _begin(c, r, job, is_serial, may_wait):
+    if c.rules[0].has_pools:
+        return pools.begin(c, r, job, may_wait)
+    return requests.begin(c, r, job, is_serial, may_wait)
+
+
+@internal
+def _finish(c, job, is_serial):
+    if c.rules[0].has_pools:
+        pools.finish(c, job)
+    else:
+        requests.finish(c, job, is_serial)
+
+
 @compiled
 def run_serial(c, start, stop, hits, matched, cached):
     """Serve requests ``start`` to ``stop`` one after another."""
@@ -38,9 +52,9 @@ def run_serial(c, start, stop, hits, matched, cached):
     for r in range(start, stop):
         if not _has_room(c, r):
             return r
-        status = begin(c, r, job, True, False)
+        status = _begin(c, r, job, True, False)
         hits[r], matched[r], cached[r] = job[HIT], job[MATCHED], status == CACHED
-        finish(c, job, True)
+        _finish(c, job, True)
     return stop
 
 
@@ -79,7 +93,7 @@ def _earliest(ends, busy):
 
 @internal
 def _release(c, jobs, ends, busy, i):
-    finish(c, jobs[i], False)
+    _finish(c, jobs[i], False)
     busy[i] = -1
 
 
@@ -108,7 +122,7 @@ def run_concurrent(
                 _release(c, jobs, ends, busy, i)
                 continue
             job = jobs[free]
-            if begin(c, r, job, False, i >= 0) != WAITS:
+            if _begin(c, r, job, False, i >= 0) != WAITS:
                 break
             now = max(now, ends[i])
         clock[START] = now

@@ -32,10 +32,18 @@ from sglang_hybrid.sim.engine.cache import (
     VICTIMS,
 )
 from sglang_hybrid.sim.engine.future import next_use
-from sglang_hybrid.sim.engine.index import bucket_of, head, leave_index, settle
+from sglang_hybrid.sim.engine.index import (
+    bucket_of,
+    file_evidence,
+    head,
+    leave_index,
+    let_go,
+    settle,
+)
 from sglang_hybrid.sim.engine.residency import drop_stateless, goes_first, remove_state
 from sglang_hybrid.sim.jit import compiled_with, internal
 from sglang_hybrid.sim.policies import density, gdsf, lru, marconi, offline, seglen, tlru, utility
+from sglang_hybrid.sim.union_tree import NEVER
 
 class_of = compiled_with(hit_density.class_of)
 age_bin = compiled_with(hit_density.age_bin)
@@ -72,7 +80,7 @@ def choose_first(c, now, leaf_only):
     if c.rules[0].use_index and not leaf_only:
         count = _roots(c, FIRST)
     else:
-        count = _scan(c, FIRST, leaf_only)
+        count = _scan(c, FIRST, 0, 0 if leaf_only else 1, leaf_only)
     return _lowest(c, now, count, UTILITY)
 
 
@@ -80,14 +88,20 @@ def choose_first(c, now, leaf_only):
 def choose_normal(c, now, leaf_only):
     """The next of the others, -1 if there is none. Facts must be settled."""
     rules = c.rules[0]
+    most = np.int64(0) if leaf_only else np.int64(rules.max_children)
+    count = 0
     if rules.policy == DENSITY:
-        count = density.sample(c, leaf_only)
-        if count == 0:
-            count = _scan(c, NORMAL, leaf_only)
+        count = density.sample(c, 0, most, leaf_only)
     elif rules.use_index and not leaf_only:
         count = _roots(c, NORMAL)
-    else:
-        count = _scan(c, NORMAL, leaf_only)
+    if count == 0 and (leaf_only or not rules.use_index):
+        count = _scan(c, NORMAL, 0, most, leaf_only)
+    if count == 0 and rules.has_pools and not leaf_only:
+        # All that may go are in use: one that else may not goes after all.
+        if rules.policy == DENSITY:
+            count = density.sample(c, most + 1, NEVER, False)
+        if count == 0:
+            count = _scan(c, NORMAL, most + 1, NEVER, False)
     return _lowest(c, now, count, rules.policy)
 
 
@@ -106,12 +120,9 @@ def _roots(c, tier):
 
 
 @internal
-def _scan(c, tier, leaf_only):
-    """The compared candidates, in `heads`, without an index."""
+def _scan(c, tier, least, most, for_kv):
+    """The compared candidates with ``least`` to ``most`` children, in `heads`, without an index."""
     nodes, rules = c.nodes, c.rules[0]
-    limit = 1 if tier == FIRST else rules.max_children
-    if leaf_only:
-        limit = 0
     policy = UTILITY if tier == FIRST else rules.policy
     by_bucket = policy in (UTILITY, LINEAR, HYPERBOLIC)
     by_bucket = by_bucket and rules.bucket_width > 0
@@ -119,7 +130,9 @@ def _scan(c, tier, leaf_only):
     for i in range(c.counts[STATES]):
         n = c.lists[SLOTS, i]
         node = nodes[n]
-        if node.pins > 0 or node.children > limit or goes_first(node) != (tier == FIRST):
+        if node.pins > 0 or not least <= node.children <= most:
+            continue
+        if goes_first(node) != (tier == FIRST) or (for_kv and node.locks > 0):
             continue
         if not by_bucket:
             c.lists[HEADS, count] = n
@@ -190,7 +203,7 @@ def oldest_walked_leaf(c):
     for i in range(c.counts[STATES]):
         n = c.lists[SLOTS, i]
         node = nodes[n]
-        if node.pins > 0 or node.children > 0:
+        if node.pins > 0 or node.children > 0 or node.locks > 0:
             continue
         if best < 0 or (node.walked, node.depth) < (nodes[best].walked, nodes[best].depth):
             best = n
@@ -199,9 +212,11 @@ def oldest_walked_leaf(c):
 
 @internal
 def evict(c, n, now):
-    """State ``n`` goes; a leaf's KV goes with it."""
+    """State ``n`` goes; a leaf's KV goes with it, unless there are two pools."""
     node = c.nodes[n]
     is_leaf = node.children == 0
+    if c.rules[0].has_pools:
+        now -= 1  # the clock: see `pools`
     if len(c.victims):
         at = c.counts[VICTIMS]
         c.victims[at, 0], c.victims[at, 1], c.victims[at, 2] = now, node.depth, is_leaf
@@ -216,3 +231,7 @@ def evict(c, n, now):
     remove_state(c, n)
     if is_leaf:
         drop_stateless(c, n)
+    if c.rules[0].has_pools:
+        file_evidence(c, n)
+        if c.rules[0].kv_lru and is_leaf:
+            let_go(c, n)

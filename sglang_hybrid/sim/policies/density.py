@@ -30,10 +30,9 @@ def _draw(counts):
 
 
 @internal
-def sample(c, leaf_only):
-    """Draw candidates into `heads`; returns how many."""
+def sample(c, least, most, for_kv):
+    """Draw candidates with ``least`` to ``most`` children into `heads`; returns how many."""
     nodes, length = c.nodes, c.counts[STATES]
-    limit = 0 if leaf_only else c.rules[0].max_children
     count = 0
     if length == 0:
         return count
@@ -42,7 +41,12 @@ def sample(c, leaf_only):
             SLOTS, ((_draw(c.counts) >> np.uint64(32)) * np.uint64(length)) >> np.uint64(32)
         ]
         node = nodes[n]
-        if node.pins == 0 and node.children <= limit and not goes_first(node):
+        if (
+            node.pins == 0
+            and least <= node.children <= most
+            and not goes_first(node)
+            and not (for_kv and node.locks > 0)
+        ):
             c.lists[HEADS, count] = n
             count += 1
             if count == SAMPLES:
