@@ -61,7 +61,9 @@ class Link:
             with contextlib.suppress(OSError):
                 self.process.kill()  # a process that is stopped hears nothing else
 
-    def _spawn(self, name: str, target: Callable[..., None], *args: object) -> None:
+    def _spawn(
+        self, name: str, target: Callable[..., None], *args: object
+    ) -> threading.Thread | None:
         thread = threading.Thread(
             target=target, args=args, name=f"hybrid-shadow-{name}", daemon=True
         )
@@ -70,6 +72,8 @@ class Link:
         except RuntimeError as error:  # the system has no more threads
             self.error = f"could not be started: {error}"
             self._kill()
+            return None
+        return thread
 
     def _run(self) -> None:
         try:
@@ -95,7 +99,7 @@ class Link:
             self.process = process
             if self._is_closed:  # meanwhile, when there was nothing to kill yet
                 process.kill()
-            self._spawn("write", self._write, ours)
+            writer = self._spawn("write", self._write, ours)
             reason = self._read(ours)
             self._outgoing.put(None)
             try:
@@ -103,6 +107,8 @@ class Link:
             except subprocess.TimeoutExpired:
                 process.kill()
                 status = process.wait()
+            if writer is not None:
+                writer.join()  # before its connection is closed
         stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _SHOWN_ERROR))
         words = stderr.read().decode(errors="replace").strip().splitlines()
         last = f": {words[-1]}" if words else ""

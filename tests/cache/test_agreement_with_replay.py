@@ -17,7 +17,7 @@ from sglang_hybrid.sim.replay import SerialReplay, count, resident_states, victi
 from sglang_hybrid.sim.trace import TraceBuilder
 from sglang_hybrid.sim.union_tree import compile_trace
 
-REQUESTS = 400
+REQUESTS = 250
 UNCHUNKED = 1 << 14
 
 
@@ -107,7 +107,12 @@ def serve(case: Case, requests, slots: int, tokens: int):
         detach(node)
 
     view.detach = logged
-    hits = [driver.serve(prompt, output) for prompt, output in requests]
+    check_integrity, cache.check_integrity = cache.check_integrity, lambda: None  # seldom enough
+    hits = []
+    for i, (prompt, output) in enumerate(requests):
+        hits.append(driver.serve(prompt, output))
+        if i % 50 == 0:
+            check_integrity()
     return hits, gone, cache
 
 
@@ -150,14 +155,40 @@ POLICIES = [
     ("marconi", 3.0),
     ("density", None),
 ]
+ADMISSIONS = {
+    "chunks": {"chunk": 100},
+    "whole prompts": {},
+    "chunks, min gain": {"chunk": 64, "min_gain": 128},
+    "no first victims": {"chunk": 64, "prompt_end": "never", "chunk_boundary": "never"},
+    "no chunk ends, min gain": {"chunk": 90, "chunk_boundary": "never", "min_gain": 128},
+    "chunk ends only": {"chunk": 50, "prompt_end": "never"},
+    "prompt ends always": {"chunk": 80, "prompt_end": "always", "chunk_boundary": "never"},
+}
 
 
-@pytest.mark.parametrize("width", [0.0, 0.25])
+@pytest.mark.parametrize(
+    ("slots", "tokens", "width"), [(8, 1500, 0.25), (14, 1000, 0.25), (14, 1000, 0.0)]
+)
 @pytest.mark.parametrize(("policy", "alpha"), POLICIES)
-@pytest.mark.parametrize(("slots", "tokens"), [(8, 1500), (14, 1000)])
-def test_every_policy(policy, alpha, width, slots, tokens):
+def test_every_policy(policy, alpha, slots, tokens, width):
     case = Case(policy, alpha, chunk=100, width=width)
-    cache, run = check(case, seed=1, slots=slots, tokens=tokens)
+    cache, run = check(case, seed=slots, slots=slots, tokens=tokens)
     assert sum(run.served.hits > 0) > REQUESTS / 10
     assert cache.counters.evicted_leaves > REQUESTS / 10
     assert cache.counters.evicted_states > REQUESTS / 2
+
+
+@pytest.mark.parametrize("admission", ADMISSIONS)
+@pytest.mark.parametrize(
+    ("policy", "alpha"), [("utility", 0.5), ("marconi", 1.0), ("density", None)]
+)
+def test_every_admission(policy, alpha, admission):
+    case = Case(policy, alpha, **ADMISSIONS[admission])
+    cache, _ = check(case, seed=3, slots=10, tokens=1200)
+    assert cache.counters.evicted_states > REQUESTS / 4
+
+
+def test_pools_of_which_one_is_ample():
+    for slots, tokens in ((3, 40_000), (500, 700)):
+        check(Case("utility", 0.5, chunk=100), seed=4, slots=slots, tokens=tokens)
+        check(Case("density", chunk=100), seed=4, slots=slots, tokens=tokens)

@@ -27,7 +27,7 @@ def phases(seed):
     def tokens(count):
         return [rng.randrange(32, 127) for _ in range(count)]
 
-    for phase in range(6):
+    for phase in range(4):
         shared = [tokens(400 if phase % 2 == 0 else 70) for _ in range(8)]
         for _ in range(20):
             yield [*rng.choice(shared), *tokens(rng.randrange(20, 60))]
@@ -40,7 +40,7 @@ def tuning(server):
     return info["internal_states"][0]["hybrid_marconi"]["tuning"]
 
 
-def test_two_ranks_tune_and_evict_alike(model, tmp_path):
+def test_two_ranks_tune_and_evict_alike(model, tmp_path, compiled_replay):
     log = tmp_path / "ranks.log"
     with launch(model, None, *FLAGS, log=log, environment=ENVIRONMENT) as server:
         for prompt in phases(1):

@@ -20,7 +20,7 @@ FLAGS = [
 
 
 @pytest.fixture(scope="module")
-def tuned(model, tmp_path_factory):
+def tuned(model, tmp_path_factory, compiled_replay):
     log = tmp_path_factory.mktemp("log") / "tuned.log"
     with launch(model, None, *FLAGS, log=log) as server:
         yield server

@@ -24,7 +24,9 @@ from sglang_hybrid.shadow.online import OnlineShadows
 from .conversations import records, split
 from .test_online import settings
 
-SECONDS = 240  # the first process may have to compile
+pytestmark = pytest.mark.usefixtures("compiled_replay")
+
+SECONDS = 240
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:

@@ -157,7 +157,7 @@ def test_bounds_are_above_all_policies(trace):
 def test_seed_reaches_policies_that_sample():
     assert seeded(parse_strategy("density"), 7).seed == 7
     assert seeded(parse_strategy("density:seed=3"), 7).seed == 3
-    assert [arm.policy.seed for arm in seeded(parse_strategy("auto"), 7).arms] == [7] * 4
+    assert {arm.policy.seed for arm in seeded(parse_strategy("auto"), 7).arms} == {7}
     assert dataclasses.replace(parse_strategy("marconi:alpha=tuned")) == seeded(
         parse_strategy("marconi:alpha=tuned"), 7
     )
