@@ -100,6 +100,7 @@ def _throughput(args: argparse.Namespace) -> None:
         _pools(args),
         rounds=args.rounds,
         concurrency=args.concurrency,
+        warm_up=args.warm_up,
     )
     if args.fill:
         fill(args.docs / PAGE, "tuning-throughput", text)
@@ -157,6 +158,7 @@ def _parser() -> argparse.ArgumentParser:
             add("--metrics", action="store_true", help="also keep the cache's metrics")
         else:
             add("--rounds", type=int, default=3, help="starts of each server")
+            add("--warm-up", type=int, default=200, help="requests that do not count")
         add(
             "--servers",
             nargs="+",

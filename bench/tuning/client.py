@@ -33,6 +33,7 @@ class Run:
         prompt_tokens, cached_tokens: as the server reports them.
         ttft_s: seconds from sending to the first token.
         duration_s: seconds from sending to the last token.
+        finished_s: seconds from the start of the stream to the last token.
         replies: generated tokens.
         status: state of the cache over time: ``request`` (so many were done) and what
             ``/server_info`` tells of ``tuning`` and ``counters``.
@@ -45,6 +46,7 @@ class Run:
     cached_tokens: list[int]
     ttft_s: list[float]
     duration_s: list[float]
+    finished_s: list[float]
     replies: list[list[int]]
     status: list[dict[str, Any]] = field(default_factory=list)
     log: list[dict[str, Any]] = field(default_factory=list)
@@ -53,12 +55,13 @@ class Run:
 
     @classmethod
     def empty(cls, count: int) -> Run:
-        return cls([0] * count, [0] * count, [0.0] * count, [0.0] * count, [[]] * count)
+        times = [[0.0] * count for _ in range(3)]
+        return cls([0] * count, [0] * count, *times, [[]] * count)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything but the replies."""
+        """Everything but the replies, and times that follow from others."""
         values = asdict(self)
-        del values["replies"]
+        del values["replies"], values["finished_s"]
         for name in ("ttft_s", "duration_s"):
             values[name] = [round(value, 4) for value in values[name]]
         values["seconds"] = round(self.seconds, 1)
@@ -90,6 +93,7 @@ class Client:
         self._history = self.run.replies if history is None else history
         self._done = [threading.Event() for _ in stream.requests]
         self._log = log.open(errors="replace") if log else None
+        self._start = 0.0
 
     def send_all(self) -> Run:
         """Send every request.
@@ -100,7 +104,7 @@ class Client:
         if self._log:
             self._log.seek(0, 2)
         self._look(0)
-        start = time.perf_counter()
+        self._start = time.perf_counter()
         with (
             ThreadPoolExecutor(self.concurrency) as pool,
             tqdm(total=len(self.stream), unit="request", disable=None) as progress,
@@ -109,7 +113,7 @@ class Client:
                 progress.update()
                 if number % STATUS_EVERY == 0:
                     self._look(number)
-        self.run.seconds = time.perf_counter() - start
+        self.run.seconds = time.perf_counter() - self._start
         self._look(len(self.stream))
         return self.run
 
@@ -126,6 +130,7 @@ class Client:
         self.run.prompt_tokens[number] = info["prompt_tokens"]
         self.run.cached_tokens[number] = info["cached_tokens"]
         self.run.ttft_s[number], self.run.duration_s[number] = ttft, duration
+        self.run.finished_s[number] = time.perf_counter() - self._start
         self.run.replies[number] = answer["output_ids"]
 
     def _look(self, number: int) -> None:

@@ -22,12 +22,19 @@ def compare(
     *,
     rounds: int,
     concurrency: int,
+    warm_up: int,
 ) -> str:
     """A table of requests per second: median, spread, and ratio to the first server.
 
     Every round starts each server anew, in alternating order, and sends it the whole
-    stream, the replies of the very first run being the history.
+    stream, the replies of the very first run being the history. The first ``warm_up``
+    requests do not count: meanwhile the process of the shadow caches starts.
+
+    Raises:
+        ValueError: nothing is left to count.
     """
+    if not 1 <= warm_up < len(stream):
+        raise ValueError(f"--warm-up {warm_up} is not allowed; allowed: 1 to {len(stream) - 1}")
     rates: dict[str, list[float]] = {server.name: [] for server in servers}
     hits: dict[str, float] = {}
     history: list[list[int]] | None = None
@@ -39,7 +46,9 @@ def compare(
                     client = Client(started.url, stream, history, concurrency=concurrency)
                     seen = client.send_all()
             history = history or seen.replies
-            rates[server.name].append(len(stream) / seen.seconds)
+            finished = sorted(seen.finished_s)
+            seconds = finished[-1] - finished[warm_up - 1]
+            rates[server.name].append((len(stream) - warm_up) / seconds)
             hits[server.name] = sum(seen.cached_tokens) / sum(seen.prompt_tokens)
             print(f"{server.name}: {rates[server.name][-1]:.2f} requests/s", flush=True)
     base = statistics.median(rates[servers[0].name])
