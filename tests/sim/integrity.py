@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sglang_hybrid.sim.engine.cache import FIRST_STATES, KV, NODES, SLOTS, STATES
+from sglang_hybrid.sim.engine.cache import AS_EVIDENCE, FIRST_STATES, KV, NODES, SLOTS, STATES
 from sglang_hybrid.sim.replay import SerialReplay, count
 
 
@@ -17,7 +17,21 @@ def check_integrity(replay: SerialReplay) -> None:
     parents = nodes["parent"][resident]
     assert nodes["resident"][parents].all()
     assert (nodes["depth"][nodes["parent"][1:]] < nodes["depth"][1:]).all()
-    assert cache.counts[KV] == (nodes["depth"][resident] - nodes["depth"][parents]).sum()
+    held = resident
+    if cache.rules["has_pools"][0]:
+        held = inner[nodes["held"][1:]]
+        assert set(resident) <= set(held)
+        above = nodes["parent"][held]
+        assert nodes["held"][above].all()
+        assert (nodes["held_children"] == np.bincount(above, minlength=len(nodes))).all()
+        ends = held[(nodes["held_children"][held] == 0) & (nodes["slot"][held] < 0)]
+        assert set(np.flatnonzero(nodes["indexed"] == AS_EVIDENCE)) == set(ends)
+        if len(ends):
+            oldest = min(ends, key=lambda n: (nodes["made"][n], nodes["depth"][n]))
+            assert count(cache, "EVIDENCE") == oldest
+        else:
+            assert count(cache, "EVIDENCE") == -1
+    assert cache.counts[KV] == (nodes["depth"][held] - nodes["depth"][nodes["parent"][held]]).sum()
     assert (nodes["children"] == np.bincount(parents, minlength=len(nodes))).all()
     for n in np.flatnonzero(nodes["children"]):
         found, child, before = [], nodes["child"][n], -1
@@ -38,6 +52,6 @@ def check_integrity(replay: SerialReplay) -> None:
     assert (nodes["last_use"][states] < len(cache.requests)).all()
     made, evicted = count(cache, "KV_MADE"), count(cache, "KV_EVICTED")
     assert made - evicted == cache.counts[KV]
-    for name in ("PINNED_KV", "PINNED_STATES", "RESERVED_KV", "RESERVED_STATES"):
+    for name in ("PINNED_KV", "PINNED_STATES", "RESERVED_KV", "RESERVED_STATES", "LOCKED_KV"):
         assert count(cache, name) == 0
-    assert (nodes["pins"] == 0).all()
+    assert (nodes["pins"] == 0).all() and (nodes["locks"] == 0).all()

@@ -11,6 +11,7 @@ import numpy as np
 
 from sglang_hybrid.sim.engine.cache import (
     DIRTY,
+    EVIDENCE,
     FIRST_BUCKETS,
     FIRST_STATES,
     KV,
@@ -22,27 +23,9 @@ from sglang_hybrid.sim.engine.cache import (
     STATES,
     TLRU,
 )
-from sglang_hybrid.sim.engine.index import reindex
+from sglang_hybrid.sim.engine.index import file_evidence, reindex
 from sglang_hybrid.sim.engine.residency import cut, drop_stateless
 from sglang_hybrid.sim.jit import compiled, internal
-
-
-@internal
-def _matters(nodes, n):
-    """Whether ``n`` stays a node even where no sequence diverges or ends.
-
-    It holds a state, or a hit reached as far as there, in KV that goes on.
-    """
-    if nodes[n].slot >= 0:
-        return True
-    if not nodes[n].kv_used:
-        return False
-    child = nodes[n].child
-    while child >= 0:
-        if not nodes[child].kv_used:
-            return True
-        child = nodes[child].next
-    return False
 
 
 def most_cuts(cuts, dropped):
@@ -64,10 +47,8 @@ def carry(old, new, dropped):
     over the table of densities by sharing it.
     """
     image = np.full(old.counts[NODES], -1, np.int32)  # in the new tree; -1: not passed
-    policy = old.rules[0].policy
-    notes_walks = policy == TLRU or old.rules[0].kv_lru  # also where nothing is resident
     for r in range(dropped, len(old.requests)):
-        _carry_path(old, new, image, r, dropped, notes_walks)
+        _carry_path(old, new, image, r, dropped)
     _carry_counts(old, new)
     nodes = new.nodes
     for i in range(old.counts[STATES]):  # in their order, from which density samples
@@ -78,36 +59,60 @@ def carry(old, new, dropped):
         new.lists[SLOTS, new.counts[STATES]] = n
         new.counts[STATES] += 1
         new.counts[FIRST_STATES] += nodes[n].is_first
-    resident = image  # no longer needed
+    ends = image  # no longer needed
     count = 0
     for n in range(1, new.counts[NODES]):
-        if nodes[n].resident:
+        if _has_kv(new, n):
             _link(new, n)
             if nodes[n].slot < 0:
-                resident[count] = n
+                ends[count] = n
                 count += 1
     new.counts[KV_EVICTED] += old.counts[KV] - new.counts[KV]
     for i in range(count):
         # A leaf now, if all that followed was lost.
-        if nodes[resident[i]].resident:
-            drop_stateless(new, resident[i])
+        if nodes[ends[i]].resident:
+            drop_stateless(new, ends[i])
+    if new.rules[0].has_pools:
+        for i in range(count):
+            file_evidence(new, ends[i])
     reindex(new)
 
 
 @internal
-def _carry_path(old, new, image, r, dropped, notes_walks):
+def _has_kv(c, n):
+    """Whether the KV that leads to ``n`` is in the cache."""
+    return c.nodes[n].held if c.rules[0].has_pools else c.nodes[n].resident
+
+
+@internal
+def _stays_node(old, o, below):
+    """Whether ``o`` stays a node even where no sequence diverges or ends.
+
+    It holds a state, or what is known of its KV is not known of that which leads to the
+    next node ``below`` it.
+    """
+    a = old.nodes
+    if not _has_kv(old, o):
+        return False
+    return a[o].slot >= 0 or not _has_kv(old, below) or a[o].kv_used != a[below].kv_used
+
+
+@internal
+def _carry_path(old, new, image, r, dropped):
     """Nodes of one request's sequence, from its end up to what earlier ones have carried."""
     a, b = old.nodes, new.nodes
-    o = old.requests[r].end_node
+    # Walks are noted where there is no KV too.
+    notes_walks = old.rules[0].policy == TLRU or old.rules[0].kv_lru
+    o = below = old.requests[r].end_node
     n = new.requests[r - dropped].end_node
     while o > 0 and image[o] < 0:
         # The shallowest node at or below the depth of `o` is `n`.
-        carries = a[o].resident or notes_walks
-        if b[n].depth > a[o].depth and a[o].resident and _matters(a, o):
+        carries = notes_walks or _has_kv(old, o)
+        if b[n].depth > a[o].depth and _stays_node(old, o, below):
             was = b[n].resident
             b[n].resident = False  # nothing is linked yet that `cut` would have to mend
-            below, n = n, cut(new, n, a[o].depth)
-            b[below].resident = was
+            lower, n = n, cut(new, n, a[o].depth)
+            b[lower].resident = was
         if carries and b[n].depth == a[o].depth:
             _copy(old, new, o, n, dropped)
         image[o] = n
@@ -117,7 +122,7 @@ def _carry_path(old, new, image, r, dropped, notes_walks):
             if carries:
                 _copy(old, new, o, n, dropped)
                 b[n].is_first = False
-        o = above
+        o, below = above, o
         if b[b[n].parent].depth == a[o].depth:
             n = b[n].parent
 
@@ -130,12 +135,13 @@ def _copy(old, new, o, n, dropped):
     new.nodes[n] = old.nodes[o]
     node = new.nodes[n]
     node.parent, node.depth, node.fork_time, node.owner = parent, depth, fork_time, owner
-    node.children, node.pins = 0, 0
+    node.children = node.held_children = node.pins = node.locks = 0
     node.child = node.next = node.prev = node.slot = -1
     node.heap_child = node.heap_next = node.heap_prev = -1
     node.is_dirty, node.indexed = False, 0
     node.last_use -= dropped
     node.walked -= dropped
+    node.made -= dropped
 
 
 @internal
@@ -147,18 +153,22 @@ def _carry_counts(old, new):
     new.counts[NODES] = count
     new.counts[KV] = new.counts[STATES] = new.counts[FIRST_STATES] = new.counts[DIRTY] = 0
     new.counts[FIRST_BUCKETS] = new.counts[NORMAL_BUCKETS] = 0
+    new.counts[EVIDENCE] = -1
     new.rules[0].inflation = old.rules[0].inflation
 
 
 @internal
 def _link(new, n):
-    """Resident ``n`` becomes a child of its parent."""
+    """``n``, whose KV is in the cache, becomes a child of its parent."""
     nodes = new.nodes
     p = nodes[n].parent
+    new.counts[KV] += nodes[n].depth - nodes[p].depth
+    nodes[p].held_children += nodes[n].held
+    if not nodes[n].resident:
+        return
     first = nodes[p].child
     nodes[n].next, nodes[n].prev = first, -1
     if first >= 0:
         nodes[first].prev = n
     nodes[p].child = n
     nodes[p].children += 1
-    new.counts[KV] += nodes[n].depth - nodes[p].depth
