@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,6 @@ from sglang_hybrid.sim.admission import Admission
 from sglang_hybrid.sim.jit import compiled
 from sglang_hybrid.sim.trace import IntArray
 from sglang_hybrid.sim.union_tree import NEVER, Int32Array, UnionTree
-
-Replay = Literal["serial", "concurrent"]
 
 
 @dataclass(frozen=True)
@@ -55,12 +53,16 @@ class _Marks(NamedTuple):
 def reachable(
     tree: UnionTree,
     admission: Admission,
-    replay: Replay = "serial",
+    evidence: bool = False,
     system_len: IntArray | None = None,
 ) -> Positions:
-    """Positions that ``admission`` can reach on ``tree``, whatever is resident when."""
+    """Positions that ``admission`` can reach on ``tree``, whatever is resident when.
+
+    ``evidence``: resident KV may end where no state is, as beside running requests, which pin
+    it, and in a KV pool.
+    """
     grids = _grids(admission, system_len)
-    marks = [*_rule_marks(tree, admission, replay, system_len)]
+    marks = [*_rule_marks(tree, admission, evidence, system_len)]
     for grid in grids:
         marks += _grid_marks(tree, grid)
     return _refine(tree, marks, grids)
@@ -90,7 +92,7 @@ def _grids(admission: Admission, system_len: IntArray | None) -> tuple[int, ...]
 
 
 def _rule_marks(
-    tree: UnionTree, admission: Admission, replay: Replay, system_len: IntArray | None
+    tree: UnionTree, admission: Admission, evidence: bool, system_len: IntArray | None
 ) -> Iterator[_Marks]:
     depth, fork_time = tree.depth.astype(np.int64), tree.fork_time.astype(np.int64)
     forks = np.flatnonzero(fork_time != NEVER)
@@ -104,8 +106,7 @@ def _rule_marks(
         yield _Marks(forks, _floor(depth[forks], grid), fork_time[forks])
         if admission.branch_full:
             yield _Marks(prompt, _floor(tree.input_len - 1, grid), requests)
-        if replay == "concurrent":
-            # What running requests pin may end without a state: at a prompt, or a sequence.
+        if evidence:  # which ends at a prompt, or at a sequence
             yield _Marks(prompt, _floor(tree.input_len, grid), requests)
             yield _Marks(end, _floor(total, grid), requests)
     if admission.ghost_forks:

@@ -55,12 +55,13 @@ from numpy.typing import NDArray
 from sglang_hybrid.core.costs import ModelCosts
 from sglang_hybrid.sim.admission import Admission
 from sglang_hybrid.sim.bound_dual import best_choices, states_on_paths
-from sglang_hybrid.sim.bound_positions import Positions, Replay, reachable
+from sglang_hybrid.sim.bound_positions import Positions, reachable
 from sglang_hybrid.sim.budget import Budget
 from sglang_hybrid.sim.trace import FloatArray, IntArray
 from sglang_hybrid.sim.union_tree import UnionTree
 
 Objective = Literal["flops", "tokens"]
+Replay = Literal["serial", "concurrent"]
 
 
 def upper_bound(
@@ -86,7 +87,8 @@ def upper_bound(
     """
     if not isinstance(budget, Budget):
         budget = Budget(budget)
-    positions = reachable(tree, admission, replay, system_len)
+    evidence = replay == "concurrent" or budget.has_pools
+    positions = reachable(tree, admission, evidence, system_len)
     keeps_kv = _surely_inserted(tree, costs, admission, budget, positions)
     # A chunk position at the end would take the place of the decode end, and may be skipped.
     may_skip_end = admission.first_victims and admission.block_tokens > 0
@@ -164,6 +166,8 @@ def _surely_inserted(
     fits = np.ones(len(total), np.bool_)
     for limit in _limits(costs, budget):
         fits &= limit.kv_size * total + limit.state_size * states <= limit.total
+    if budget.state_slots is not None:
+        fits &= budget.state_slots >= 2  # with a hit, a copy of its state to work on
     return fits
 
 

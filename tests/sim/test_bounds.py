@@ -10,6 +10,8 @@ from sglang_hybrid.core.costs import ModelCosts
 from sglang_hybrid.sim.admission import Admission
 from sglang_hybrid.sim.bounds import full_kv_reuse, objective_total, upper_bound
 from sglang_hybrid.sim.budget import Budget
+from sglang_hybrid.sim.policy_spec import PolicySpec
+from sglang_hybrid.sim.replay import SerialReplay
 from sglang_hybrid.sim.trace import Trace, TraceBuilder
 from sglang_hybrid.sim.union_tree import compile_trace
 
@@ -251,6 +253,12 @@ def test_concurrent_replays_may_branch_where_a_running_prompt_ends():
     branch = Admission(branch=1)
     assert upper_bound(tree, BYTES, branch, 1e9) == 0  # the fork is seen by the last one
     assert upper_bound(tree, BYTES, branch, 1e9, replay="concurrent") == 6
+    # So may serial ones in a pool of KV, where that of the first stays without a state.
+    pools = Budget(float("inf"), state_slots=9, kv_tokens=99)
+    run = SerialReplay(tree, BYTES, PolicySpec("lru"), branch, pools)
+    run.advance(3)
+    assert run.served.hits.tolist() == [0, 0, 3]
+    assert upper_bound(tree, BYTES, branch, pools) == 6
 
 
 def test_an_infinite_cache_is_no_bound():

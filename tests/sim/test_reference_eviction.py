@@ -201,8 +201,9 @@ def test_superseded_ends_are_worth_a_tenth(replay):
 
 
 def test_pools_of_slots_and_tokens(replay):
+    # A running request works on a slot of its own. What loses its state keeps its KV.
     out = run(replay, "ab|c", "de|f", "gh|i", pools=(2, 100))
-    assert (out.victims, out.states, out.kv_tokens) == ([(2, 3, True)], [3, 3], 6)
+    assert (out.victims, out.states, out.kv_tokens) == ([(2, 3, True)], [3, 3], 9)
     out = run(replay, "ab|c", "de|f", "gh|ij", pools=(10, 8))
     assert (out.victims, out.states, out.kv_tokens) == ([(2, 3, True)], [3, 4], 7)
     out = run(replay, "abcd|e", "ab|c", pools=(10, 4))
@@ -211,6 +212,46 @@ def test_pools_of_slots_and_tokens(replay):
     both = Admission(decode_end=1, prompt_end=1)
     out = run(replay, "ab|cd", "xy|z", admission=both, pools=(3, 6))
     assert out.victims == [(1, 2, False), (1, 4, True)]
+    # A hit takes a second slot: for the state itself while the request gets its copy.
+    out = run(replay, "ab|c", "abcd|e", pools=(1, 100))
+    assert (out.hits, out.rejected, out.states) == ([0, 3], [False, True], [3])
+    assert run(replay, "ab|c", "abcd|e", pools=(2, 100)).states == [3, 5]
+
+
+def test_kv_without_a_state_is_evidence_until_its_pool_needs_the_room(replay):
+    texts = ["ab|c", "de|f", "gh|i", "jk|l"]
+    # The states of r0 and r1 went for slots; of their KV the older goes for r3's output.
+    out = run(replay, *texts, pools=(2, 11))
+    assert out.victims == [(2, 3, True), (3, 3, True)]
+    assert (out.kv_tokens, out.kv_tokens_evicted) == (9, 3)
+    # It tells where a later prompt leaves it, whose state the one after that hits.
+    branches = Admission(branch=1, decode_end=1)
+    shared = letters("A", 9)
+    texts = [shared + "x|y", "de|f", "gh|i", shared + "z|w", shared + "v|u"]
+    out = run(replay, *texts, admission=branches, pools=(3, 100))
+    assert out.matched == [0, 0, 0, 9, 9] and out.hits == [0, 0, 0, 0, 9]
+    out = run(replay, *texts, admission=branches, pools=(3, 16))
+    assert out.matched == [0, 0, 0, 0, 9] and out.hits == [0, 0, 0, 0, 0]
+
+
+def test_evidence_is_no_child(replay):
+    # Of three that share 9 tokens the last has a branch state above it, with one live child
+    # once the others' own states went: it is no fork, and goes by its age like any other.
+    admission = Admission(branch=1, decode_end=1)
+    shared = letters("A", 9)
+    texts = [shared + end for end in ("x|y", "z|w", "v|u")] + ["ab|c", "de|f", "gh|i"]
+    out = run(replay, *texts, admission=admission, pools=(5, 100))
+    assert out.victims == [(4, 11, True), (5, 11, True)]
+    out = run(replay, *texts, "jk|l", admission=admission, pools=(5, 100))
+    assert out.victims[2:] == [(6, 9, False)]
+
+
+def test_a_request_may_push_out_the_states_it_made(replay):
+    # Three chunk ends and a prompt end, with two slots beside the one it works on: first
+    # victims go in the order of what they save.
+    admission = Admission(chunk_tokens=4, prompt_end=1, decode_end=1, first_victims=True)
+    out = run(replay, letters("A", 16) + "|b", admission=admission, pools=(3, 100))
+    assert len(out.victims) == 2 and out.states[-1] == 17 and len(out.states) == 3
 
 
 @pytest.mark.parametrize("kv_lru, depth", [(False, 5), (True, 3)])
