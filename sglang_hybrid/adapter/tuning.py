@@ -213,16 +213,8 @@ class Tuning:
             "predicted_flops": self._predicted,
             "realised_flops": self._realised,
             "agreement": agreement,
-            **self._record_size(),
             **({"process": "off"} if self._client is None else self._client.status()),
         }
-
-    def _record_size(self) -> dict[str, int]:
-        recorder = self._cache.recorder
-        ring = None if recorder is None else recorder.ring
-        if ring is None:
-            return {"record_requests": 0, "record_bytes": 0}
-        return {"record_requests": len(ring), "record_bytes": 48 * len(ring) + 8 * ring.num_pages}
 
 
 def _pools(cache: HybridMarconiCache) -> Budget:
