@@ -97,6 +97,7 @@ NAMES: tuple[Name, ...] = (
             "evict_for_alloc": "self params allocation_reclaim_satisfied",
             "_evict": "self params available_size_targets allocation_reclaim_satisfied",
             "_component_available_size": "self component_type",
+            "_evict_device_leaf": "self node_id tracker",
             "lock": "self node_id skip_lock_components",
             "unlock": "self lock",
             "mamba_evictable_size": "self",

@@ -53,6 +53,7 @@ class Tuning:
         self._decider = _decider(cache.config, arms)
         self._predicted = self._realised = 0.0
         self._recent_predicted = self._recent_realised = 0.0
+        self._failures = 0
         self._start_over()
         if client is not None:
             client.start()
@@ -106,18 +107,35 @@ class Tuning:
         if isinstance(self._decider, Bootstrap) and self._decider.observe(
             self._requests, self._before_eviction
         ):
-            self._client.search()
+            self._search()
+
+    def _search(self) -> None:
+        assert self._client is not None
+        self._failures = self._client.failures
+        if not self._client.search():
+            self._decider.reset()  # there is nobody to ask; the next window asks again
 
     def pending(self) -> list[Decision]:
         """Decisions that follow from what the shadow caches have reported by now."""
         if self._client is None:
             return []
         decisions = []
-        for report in self._client.poll():
+        reports = self._client.poll()
+        if self._client.failures != self._failures:
+            # A search that was under way is lost with its process.
+            self._failures = self._client.failures
+            if isinstance(self._decider, Bootstrap):
+                self._decider.reset()
+        for report in reports:
             if isinstance(self._decider, Bootstrap) != report.is_search:
                 continue  # a window that was only collected
-            self._count(report)
-            choice = self._decider.update(report.saved)
+            try:
+                self._count(report)
+                choice = self._decider.update(report.saved)
+            except (ValueError, IndexError) as error:
+                # It names what is wrong; a scheduler that serves must not end over it.
+                logger.warning("hybrid-marconi: a report of the shadow process is void: %s", error)
+                continue
             if choice is not None:
                 decisions.append(self._decision(choice, report))
         return decisions
@@ -195,16 +213,8 @@ class Tuning:
             "predicted_flops": self._predicted,
             "realised_flops": self._realised,
             "agreement": agreement,
-            **self._record_size(),
             **({"process": "off"} if self._client is None else self._client.status()),
         }
-
-    def _record_size(self) -> dict[str, int]:
-        recorder = self._cache.recorder
-        ring = None if recorder is None else recorder.ring
-        if ring is None:
-            return {"record_requests": 0, "record_bytes": 0}
-        return {"record_requests": len(ring), "record_bytes": 48 * len(ring) + 8 * ring.num_pages}
 
 
 def _pools(cache: HybridMarconiCache) -> Budget:

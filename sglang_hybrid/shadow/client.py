@@ -29,6 +29,9 @@ RESTART_AFTER = 10
 
 MAX_RESTARTS = 3
 
+GIVEN_UP_AFTER = 50
+"""Windows dropped in a row after which a process that does not answer is ended."""
+
 
 class ShadowClient:
     """Sends windows to the shadow process and collects its reports.
@@ -49,7 +52,7 @@ class ShadowClient:
         self._link: Link | None = None
         self._generation = self._number = 0
         self._outstanding = 0
-        self._since_failure = 0
+        self._since_failure = self._dropped_in_a_row = 0
         self._is_stalled = self._is_closed = False
         self.windows = self.dropped_windows = self.failures = self.stalls = 0
         self.restarts = 0
@@ -76,12 +79,16 @@ class ShadowClient:
             self.dropped_windows += 1
             self._note_stall()
             return False
+        self._dropped_in_a_row = 0
         self._link.send(partial(window_message, window, self._generation, self._number))
         self._number += 1
         self._outstanding += 1
         return True
 
     def _note_stall(self) -> None:
+        self._dropped_in_a_row += 1
+        if self._dropped_in_a_row > GIVEN_UP_AFTER and self._link is not None:
+            self._link.close()  # noticed as a failure when it has gone
         if self._is_stalled:
             return
         self._is_stalled = True

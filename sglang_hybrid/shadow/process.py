@@ -6,7 +6,10 @@ when the other end is closed, which is when the server ends.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import signal
 import sys
 import time
 from multiprocessing.connection import Connection
@@ -27,11 +30,13 @@ from sglang_hybrid.shadow.online import OnlineShadows, Savings
 from sglang_hybrid.shadow.records import DamagedWindowError, Window, WindowBuilder
 
 _PARENT_CHECK_SECONDS = 10.0
+_PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
     """Entry point of the process."""
     os.nice(19)  # whatever the server does comes first
+    _end_with_parent()
     connection: Connection[bytes, bytes] = Connection(int(sys.argv[1]))
     try:
         serve(connection)
@@ -39,6 +44,16 @@ def main() -> None:
         return  # the server has ended
     except KeyboardInterrupt:
         return
+
+
+def _end_with_parent() -> None:
+    """Where the system can, have it end this process with the thread that started it.
+
+    Compiled code that never came back would not notice a closed connection.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def serve(connection: Connection) -> None:

@@ -144,4 +144,5 @@ def test_a_flush_clears_scores_and_record_but_not_the_arm(tuned):
     after = status(tuned)
     assert not any(after["scores"].values())
     assert after["arm"] == before["arm"]
-    assert after["record_requests"] == 0
+    info = requests.get(f"{tuned.url}/server_info", timeout=60).json()
+    assert info["internal_states"][0]["hybrid_marconi"]["record"] == [0, 0]

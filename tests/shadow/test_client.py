@@ -17,7 +17,13 @@ import pytest
 from psutil import NoSuchProcess, Process, pid_exists
 
 from sglang_hybrid.shadow import client as client_module
-from sglang_hybrid.shadow.client import MAX_BACKLOG, MAX_RESTARTS, RESTART_AFTER, ShadowClient
+from sglang_hybrid.shadow.client import (
+    GIVEN_UP_AFTER,
+    MAX_BACKLOG,
+    MAX_RESTARTS,
+    RESTART_AFTER,
+    ShadowClient,
+)
 from sglang_hybrid.shadow.messages import Report, table_from_bytes
 from sglang_hybrid.shadow.online import OnlineShadows
 
@@ -340,3 +346,15 @@ def alive(process: Process) -> bool:
         return pid_exists(process.pid) and process.is_running() and process.status() != "zombie"
     except NoSuchProcess:
         return False
+
+
+def test_a_process_that_never_answers_is_ended():
+    with running() as client:
+        process = process_of(client)
+        process.suspend()
+        part = records(1, 2)
+        for _ in range(MAX_BACKLOG + GIVEN_UP_AFTER + 1):
+            client.send(part)
+        wait_for(lambda: client.status()["failures"], "nobody noticed")
+        assert not pid_exists(process.pid) or process.status() == "zombie"
+        assert client.stalls == 1

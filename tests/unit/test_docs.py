@@ -21,6 +21,7 @@ PAGES = [
     "docs/simulator.md",
     "docs/paper.md",
     "docs/policy-research.md",
+    "docs/tuning-results.md",
 ]
 
 

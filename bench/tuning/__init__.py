@@ -1,0 +1,1 @@
+"""Self-tuning on real servers: workloads, runs, and the page docs/tuning-results.md."""
