@@ -119,7 +119,7 @@ class Tuning:
         """Decisions that follow from what the shadow caches have reported by now."""
         if self._client is None:
             return []
-        decisions = []
+        decision = None
         reports = self._client.poll()
         if self._client.failures != self._failures:
             # A search that was under way is lost with its process.
@@ -137,8 +137,11 @@ class Tuning:
                 logger.warning("hybrid-marconi: a report of the shadow process is void: %s", error)
                 continue
             if choice is not None:
-                decisions.append(self._decision(choice, report))
-        return decisions
+                decision = self._decision(choice, report)
+        # Of several windows at once, as after a pause of the process, the last one counts.
+        if decision is None or decision.arm == self.in_force:
+            return []
+        return [decision]
 
     def _decision(self, choice: Choice, report: Report) -> Decision:
         # The next operation: no rank is further than this one, which broadcasts.

@@ -183,3 +183,17 @@ def test_a_search_that_is_lost_is_asked_for_again():
     decide(cache)
     fill(cache, 1, 61)
     assert client.searches == 2
+
+
+def test_of_several_windows_at_once_the_last_decision_counts():
+    client = Reports()
+    cache = tuned({}, client)
+    first, second = favouring(cache, "density"), favouring(cache, "lru")
+    client.reports = [first, *[second] * 9]
+    (decision,) = cache.tuning.pending()
+    assert cache.tuning.arms[decision.arm].name == "lru"
+    cache.tuning.take(decision)
+    serve(cache, 1)
+    assert cache.tuning.status()["switches"] == {decision.reason: 1}
+    client.reports = [*[first] * 9, *[second] * 20]
+    assert cache.tuning.pending() == []
