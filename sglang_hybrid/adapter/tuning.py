@@ -47,7 +47,7 @@ class Tuning:
         self, cache: HybridMarconiCache, arms: tuple[Arm, ...], client: ShadowClient | None
     ) -> None:
         self._cache, self.arms, self._client = cache, arms, client
-        self.in_force = 0
+        self.in_force = self._announced = 0
         self.switches: dict[str, int] = {}
         self._due: list[Decision] = []
         self._decider = _decider(cache.config, arms)
@@ -139,8 +139,9 @@ class Tuning:
             if choice is not None:
                 decision = self._decision(choice, report)
         # Of several windows at once, as after a pause of the process, the last one counts.
-        if decision is None or decision.arm == self.in_force:
+        if decision is None or decision.arm == self._announced:
             return []
+        self._announced = decision.arm
         return [decision]
 
     def _decision(self, choice: Choice, report: Report) -> Decision:
