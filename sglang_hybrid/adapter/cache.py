@@ -109,13 +109,11 @@ class HybridMarconiCache(UnifiedRadixCache):
         self._holders[id(req)] = req
         req.hybrid_prefill_target = len(req.full_untruncated_fill_ids)
         self._count_hit(req)
-        req.hybrid_turn = 0
         if req.prefix_len > 0:
-            node = self.tree_core.node_by_id(req.last_node)
-            req.hybrid_turn = self.view.turn_at(node)
-            self.view.consume(node)
+            self.view.consume(self.tree_core.node_by_id(req.last_node))
         if not hasattr(req, "hybrid_hit"):
             req.hybrid_hit = req.prefix_len
+            req.hybrid_turn = self.wanted.turn_of(req)
         self.wanted.observe_prompt(req)
 
     def _count_hit(self, req: Req) -> None:

@@ -136,15 +136,6 @@ class LiveTree:
             node = node.parent
         return 0
 
-    def turn_at(self, node: UnifiedTreeNode) -> int:
-        """min(2, ends of sequences and prompts with a checkpoint from ``node`` up)."""
-        turn = 0
-        while node.parent is not None and turn < 2:
-            checkpoint = self.checkpoints.get(node.id)
-            turn += checkpoint is not None and checkpoint.kind in ENDS
-            node = node.parent
-        return turn
-
     def facts(self, node: UnifiedTreeNode) -> Facts:
         """Of ``node``'s checkpoint, as the tree stands now.
 

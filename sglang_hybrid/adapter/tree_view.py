@@ -76,7 +76,7 @@ class TreeView(VictimOrder):
     def attach(self, node: UnifiedTreeNode, kind: Kind, depth: int, turn: int = 0) -> None:
         """``node`` received a state that was taken at ``depth`` tokens.
 
-        ``turn``: that of the request that took it, see `turn_at`.
+        ``turn``: that of the request that took it, see `KnownEnds.turn`.
         """
         checkpoint = Checkpoint(
             depth,
@@ -231,10 +231,6 @@ class TreeView(VictimOrder):
         heads = [(self.clock, depth, -1, new_weight, 0), (old.last_use, 0, 0, old_weight, 0)]
         new_loss, old_loss = self.policy.losses(heads, self.clock + 1)
         return new_loss > old_loss
-
-    def turn_at(self, node: UnifiedTreeNode) -> int:
-        """0, 1 or 2: how far its conversation is when a request goes on from ``node``."""
-        return self.tree.turn_at(node)
 
     # ---- placing ----
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from sglang_hybrid.adapter.system_end import SystemEnd
 from sglang_hybrid.config import CacheConfig
 from sglang_hybrid.core.checkpoints import Kind
+from sglang_hybrid.core.ends import KnownEnds
 from sglang_hybrid.core.forks import ForkIndex
 from sglang_hybrid.core.pages import PAGE_TOKENS, Hashes, PageChain, namespace_of
 
@@ -41,6 +42,7 @@ class WantedCheckpoints:
 
     Attributes:
         forks: forks ever seen; None where ghost forks are off.
+        ends: of earlier sequences; None where no policy asks for them.
         system_end: tells the end of the system message; None where it is off or the
             template does not tell.
     """
@@ -48,12 +50,15 @@ class WantedCheckpoints:
     def __init__(self, config: CacheConfig) -> None:
         self._min_gain = config.min_gain_tokens
         self.forks = ForkIndex() if config.ghost_forks else None
+        self.ends = KnownEnds() if config.policy in ("auto", "density") else None
         self.system_end: SystemEnd | None = None
 
     def clear(self) -> None:
-        """Forget the forks."""
+        """Forget the forks and ends."""
         if self.forks is not None:
             self.forks.clear()
+        if self.ends is not None:
+            self.ends.clear()
 
     @staticmethod
     def of(req: Req) -> tuple[Place, ...]:
@@ -81,6 +86,10 @@ class WantedCheckpoints:
                     places[fork] = Kind.GHOST_FORK
         req.hybrid_wanted = tuple(sorted(places.items()))
 
+    def turn_of(self, req: Req) -> int:
+        """0, 1 or 2: how far the conversation of ``req`` is, as far as it matters."""
+        return 0 if self.ends is None else self.ends.turn(self.pages_of(req))
+
     def observe_prompt(self, req: Req) -> None:
         """``req`` was admitted: its prompt is history for those after it."""
         if self.forks is not None:
@@ -90,6 +99,8 @@ class WantedCheckpoints:
         """A request finished, whose prompt and output have these pages."""
         if self.forks is not None:
             self.forks.observe(pages)
+        if self.ends is not None:
+            self.ends.observe(pages)
 
     @staticmethod
     def pages_of(req: Req, length: int | None = None) -> Hashes:

@@ -36,8 +36,8 @@ class Checkpoint:
         last_use: clock of its last use (made, asked for again, or consumed).
         hits: times its state was consumed.
         is_first_victim: whether it goes before all that admission asked for.
-        turn: 0, 1 or 2: ends of prompts and sequences, 2 if more, from which the request
-            that took it went on.
+        turn: 0, 1 or 2: how far the conversation of the request that took it was, see
+            `core.ends`.
     """
 
     depth: int

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_hybrid.core.pages import PAGE_TOKENS
 from sglang_hybrid.sim.jit import compiled
 from sglang_hybrid.sim.trace import IntArray, Trace
 
@@ -32,6 +33,8 @@ class UnionTree:
             seen), `NEVER` otherwise. int32[N].
         prompt_node: where each request's prompt ends, int32[R].
         end_node: where its sequence ends, int32[R].
+        turn: min(2, ends of earlier sequences on the prompt), which tells how far its
+            conversation is; see `compile_trace`. int8[R].
         input_len, output_len: tokens, int64[R].
         system_len: end of the system message, -1 where unknown, int64[R].
     """
@@ -42,6 +45,7 @@ class UnionTree:
     fork_time: Int32Array
     prompt_node: Int32Array
     end_node: Int32Array
+    turn: NDArray[np.int8]
     input_len: IntArray
     output_len: IntArray
     system_len: IntArray
@@ -60,8 +64,12 @@ class UnionTree:
         return nodes
 
 
-def compile_trace(trace: Trace) -> UnionTree:
+def compile_trace(trace: Trace, page: int = PAGE_TOKENS) -> UnionTree:
     """The union tree of ``trace``; time and memory are linear in its own symbols.
+
+    Args:
+        page: tokens to a multiple of which the ends that count for `UnionTree.turn` are
+            rounded down; the server knows sequences by their full pages.
 
     Raises:
         ValueError: sequences longer than 2^31 - 1 tokens.
@@ -91,6 +99,7 @@ def compile_trace(trace: Trace) -> UnionTree:
         fork_time,
         prompt_node,
         end_node,
+        _turns(parent, depth, prompt_node, end_node, trace.input_len + trace.output_len, page),
         trace.input_len,
         trace.output_len,
         trace.system_len,
@@ -236,6 +245,37 @@ def _build(width, symbols, source, parents, keep, input_len, output_len):
         prompt_node,
         end_node,
     )
+
+
+@compiled
+def _turns(parent, depth, prompt_node, end_node, total, page):
+    requests = len(total)
+    # Positions at which sequences end, as a list for each node whose edge they lie on.
+    first = np.full(len(parent), -1, np.int64)
+    following = np.full(requests, -1, np.int64)
+    ends = total - total % page
+    for r in range(requests):
+        if ends[r] == 0:
+            continue
+        n = end_node[r]
+        while depth[parent[n]] >= ends[r]:
+            n = parent[n]
+        other = first[n]
+        while other >= 0 and ends[other] != ends[r]:
+            other = following[other]
+        if other < 0:  # else an earlier one ends there already
+            following[r] = first[n]
+            first[n] = r
+    turn = np.zeros(requests, np.int8)
+    for r in range(requests):
+        n = prompt_node[r]
+        while n > 0 and turn[r] < 2:
+            other = first[n]
+            while other >= 0 and turn[r] < 2:
+                turn[r] += other < r
+                other = following[other]
+            n = parent[n]
+    return turn
 
 
 @compiled

@@ -14,11 +14,12 @@ from sglang_hybrid.sim.replay import (
 )
 from sglang_hybrid.sim.union_tree import compile_trace
 
+from .reference import PAGE
 from .reference_cache import Outcome
 
 
 def replay(trace, costs, policy, admission, budget, *, schedule=None, prefill_seconds=None):
-    tree = compile_trace(trace)
+    tree = compile_trace(trace, page=PAGE)
     if schedule is None:
         run = SerialReplay(tree, costs, policy, admission, budget, log_victims=True)
         run.advance(len(trace))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sglang_hybrid.core.checkpoints import ENDS, Kind
+from sglang_hybrid.core.checkpoints import Kind
 from sglang_hybrid.core.costs import ModelCosts
 from sglang_hybrid.sim.admission import Admission
 from sglang_hybrid.sim.budget import Budget
@@ -19,9 +19,17 @@ from sglang_hybrid.sim.trace import Trace
 from .reference_admission import plan
 from .reference_cache import Cache, Outcome, Running
 from .reference_policies import Candidate, losses
-from .reference_tree import Position, State, expand
+from .reference_tree import Position, State, Token, expand
+
+PAGE = 3
+"""Tokens; the product's are too long for the traces here."""
 
 FIRST_KINDS = (Kind.PROMPT_END, Kind.CHUNK)
+
+
+def starts_with_pages_of(prompt: list[Token], sequence: list[Token]) -> bool:
+    length = len(sequence) - len(sequence) % PAGE
+    return 0 < length <= len(prompt) and prompt[:length] == sequence[:length]
 
 
 @dataclass(frozen=True)
@@ -116,8 +124,7 @@ class Replay(Cache):
         matched = min(resident, input_len)
         hit = max((p.depth for p in path[:input_len] if p.state is not None), default=0)
         # 3. Pin.
-        ends = [p for p in path[1 : hit + 1] if p.state is not None and p.state.kind in ENDS]
-        run = Running(r, sequence, min(2, len(ends)), path, resident)
+        run = Running(r, sequence, self.turn_of(sequence[:input_len]), path, resident)
         self.running.append(run)
         # 4. Plan.
         wanted = plan(self.admission, sequence, input_len, matched, hit, system_len, seen=self.seen)
@@ -158,6 +165,11 @@ class Replay(Cache):
                 if self.make_room_for_extra(run, depth):
                     self.take(run, depth, kind, self.starts_as_first_victim(kind), limit)
         return True
+
+    def turn_of(self, prompt: list[Token]) -> int:
+        """How far its conversation is, by the full pages of earlier sequences."""
+        ends = {len(s) - len(s) % PAGE for s in self.seen if starts_with_pages_of(prompt, s)}
+        return min(2, len(ends))
 
     def touch(self, r: int, path: list[Position], matched: int, hit: int) -> None:
         if hit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_hybrid.core.checkpoints import ENDS, Kind
+from sglang_hybrid.core.checkpoints import Kind
 
 from .reference import Replay
 from .reference_admission import plan_output, plan_prompt
@@ -26,7 +26,9 @@ class PoolReplay(Replay):
         path = self.tree.path(sequence[:input_len])
         matched = len(path) - 1
         hit = max((p.depth for p in path[:input_len] if p.state is not None), default=0)
-        run = Running(r, sequence, 0, path[: hit + 1], len(sequence))
+        run = Running(
+            r, sequence, self.turn_of(sequence[:input_len]), path[: hit + 1], len(sequence)
+        )
         self.running.append(run)
         tokens = len(sequence) - hit + len(self.pinned()) + self.private_tokens()
         slots = self.working_slots() + 1 + (hit > 0)
@@ -53,8 +55,6 @@ class PoolReplay(Replay):
             if fits:
                 assert self.one_slot(r)
         self.seen.append(sequence)
-        ends = [p for p in path[1 : hit + 1] if p.state is not None and p.state.kind in ENDS]
-        run.turn = min(2, len(ends))
         self.touch(r, path, matched, hit)
         if fits:
             if not hit:

@@ -71,6 +71,19 @@ def test_nodes_are_the_cuts_of_a_token_trie(block):
         assert {p: int(tree.fork_time[n]) for p, n in found.items()} == cuts
 
 
+@pytest.mark.parametrize("page", [1, 2, 5])
+def test_turns_count_earlier_ends_in_full_pages(page):
+    for seed in range(200):
+        trace = random_trace(random.Random(seed))
+        tree = compile_trace(trace, page)
+        sequences = [tokens_of(trace, r) for r in range(len(trace))]
+        for r, sequence in enumerate(sequences):
+            prompt = sequence[: trace.input_len[r]]
+            ends = {tuple(s[: len(s) - len(s) % page]) for s in sequences[:r]} - {()}
+            turns = sum(tuple(prompt[:d]) in ends for d in range(1, len(prompt) + 1))
+            assert tree.turn[r] == min(2, turns)
+
+
 def test_sequence_follows_the_chain_of_parents():
     builder = TraceBuilder("chain")
     first = builder.add_difference([1, 2, 3, 4], 2, 2)

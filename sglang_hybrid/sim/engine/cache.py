@@ -67,6 +67,7 @@ REQUEST_ROW = np.dtype(
         ("input_len", np.int64),
         ("output_len", np.int64),
         ("system_len", np.int64),
+        ("turn", np.int8),
     ],
     align=True,
 )

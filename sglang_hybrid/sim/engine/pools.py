@@ -34,14 +34,12 @@ from sglang_hybrid.sim.engine.requests import (
     STATUS,
     TAIL,
     TIP,
-    TURN,
     WAITS,
     cap_path,
     choose_normal_if_beaten,
     is_asked_for,
     renew,
     starts_first,
-    turn_at,
     use_hit,
 )
 from sglang_hybrid.sim.engine.residency import add_edge, add_state, mark
@@ -83,7 +81,6 @@ def begin(c, r, job, may_wait):
         _pin(c, hit_node)
         if job[STATUS] == CACHED:
             _free_slot(c, r)
-    job[TURN] = turn_at(c, hit_node)
     use_hit(c, r, matched_node, hit_node)
     if job[STATUS] == CACHED:
         if hit == 0:
@@ -196,7 +193,7 @@ def _put_state(c, r, job, n, kind):
         add_edge(c, at)
         at = nodes[at].parent
     is_first = starts_first(c, kind)
-    add_state(c, n, kind, job[TURN], r, is_first, c.rules[0].inflation)
+    add_state(c, n, kind, c.requests[r].turn, r, is_first, c.rules[0].inflation)
     if job[TAIL] < 0 or nodes[n].depth > nodes[job[TAIL]].depth:
         job[TAIL] = n
 

@@ -29,7 +29,6 @@ from sglang_hybrid.sim.engine.index import (
 )
 from sglang_hybrid.sim.engine.plan import (
     CHUNK,
-    DECODE_END,
     PROMPT_END,
     find_nodes,
     plan,
@@ -60,7 +59,7 @@ from sglang_hybrid.sim.policies import lru, marconi, utility
 REJECTED, CACHED, WAITS = range(3)
 
 # What is remembered of a running request: places in its row of jobs.
-REQUEST, HIT, MATCHED, TURN, KV_END, HELD_KV, HELD_STATES, TAIL, TIP, STATUS, JOB_SIZE = range(11)
+REQUEST, HIT, MATCHED, KV_END, HELD_KV, HELD_STATES, TAIL, TIP, STATUS, JOB_SIZE = range(10)
 
 
 @internal
@@ -94,7 +93,6 @@ def begin(c, r, job, is_serial, may_wait):
             new_states += 1
     pin(c, tip)
     job[REQUEST], job[HIT], job[MATCHED], job[KV_END] = r, hit, matched, kv_end
-    job[TURN] = turn_at(c, hit_node)
     job[HELD_KV], job[HELD_STATES] = kv_end - resident, new_states
     job[TAIL], job[TIP] = -1, tip
     status = CACHED if _fits_beside_pinned(c, job) else REJECTED
@@ -135,16 +133,6 @@ def finish(c, job, is_serial):
     drop_stateless(c, tip)
     if c.rules[0].max_states_per_path > 0 and job[TAIL] >= 0:
         cap_path(c, r, job[TAIL])
-
-
-@internal
-def turn_at(c, n):
-    """min(2, ends of sequences and prompts that hold a state on the path down to ``n``)."""
-    turn = 0
-    while n > 0 and turn < 2:
-        turn += c.nodes[n].slot >= 0 and c.nodes[n].kind in (DECODE_END, PROMPT_END)
-        n = c.nodes[n].parent
-    return turn
 
 
 @internal
@@ -269,7 +257,7 @@ def _insert(c, r, job, count, limit, pins):
         n, kind = c.plan[i].node, c.plan[i].kind
         if c.plan[i].depth > limit or nodes[n].slot >= 0 or not is_asked_for(c, kind):
             continue
-        add_state(c, n, kind, job[TURN], r, False, c.rules[0].inflation)
+        add_state(c, n, kind, c.requests[r].turn, r, False, c.rules[0].inflation)
         job[HELD_STATES] -= 1
         c.counts[RESERVED_STATES] -= 1
         if job[TAIL] < 0 or nodes[n].depth > nodes[job[TAIL]].depth:
@@ -295,7 +283,7 @@ def _take_first_victims(c, r, job, count):
             evict(c, victim, r)
         if _fits(c, 0, 1):
             is_first = starts_first(c, kind)
-            add_state(c, n, kind, job[TURN], r, is_first, c.rules[0].inflation)
+            add_state(c, n, kind, c.requests[r].turn, r, is_first, c.rules[0].inflation)
             if job[TAIL] < 0 or nodes[n].depth > nodes[job[TAIL]].depth:
                 job[TAIL] = n
 
