@@ -12,11 +12,11 @@ from bench.tuning.streams import Stream
 SYNTHETIC = {"tenants": synthetic.tenants, "topics": synthetic.topics, "drift": synthetic.drift}
 RECORDED = {"chat": sessions.chat, "agent": sessions.agent}
 REQUESTS: Mapping[str, int] = {
-    "tenants": 800,
-    "topics": 800,
-    "drift": 1500,
-    "chat": 800,
-    "agent": 800,
+    "tenants": 700,
+    "topics": 700,
+    "drift": 1200,
+    "chat": 400,
+    "agent": 400,
 }
 """Requests of each workload, where the command line does not say another number."""
 

@@ -55,7 +55,7 @@ def test_two_ranks_tune_and_evict_alike(model, tmp_path, compiled_replay):
 
 def test_a_rank_that_errs_is_found(model, tmp_path):
     log = tmp_path / "differs.log"
-    program = [__file__.replace("test_ranks.py", "rank_differs.py")]
+    program = [__file__.replace("test_two_ranks.py", "rank_differs.py")]
     with (
         launch(model, None, *FLAGS, log=log, environment=ENVIRONMENT, program=program) as server,
         pytest.raises(requests.RequestException),
