@@ -20,7 +20,8 @@ REFUSED = {
     ("--cache", ""): ["--cache ''", "allowed: "],
     ("--cache-config", "{}"): ["--cache-config is given", "--cache hybrid-marconi"],
     (*CACHE, "--cache-config", '{"policy": "x"}'): ['policy = "x"', "allowed: ", "correct it"],
-    (*CACHE, "--cache-config", '{"ghost_forks": 1}'): ["ghost_forks", "not available"],
+    (*CACHE, "--cache-config", '{"ghost_forks": 1}'): ["ghost_forks = 1", "true, false"],
+    (*CACHE, "--cache-config", '{"tuner": "bootstrap"}'): ['policy "auto"', "remove tuner"],
     (*CACHE, "--cache-config", "{"): ["not valid JSON", "check quotes"],
     (*CACHE, "--cache-config", '{"alpha": NaN}'): ["alpha = NaN", "allowed: a number from 0"],
     (*CACHE, "--radix-eviction-policy", "lru"): ["--radix-eviction-policy lru", "--cache-config"],
@@ -189,7 +190,7 @@ def test_rust_tree_core(outcomes):
 @pytest.mark.parametrize("case", ["ours", "backend"])
 def test_defaults_reach_the_other_processes(outcomes, case):
     assert outcomes[case]["validated"]
-    assert outcomes[case]["config"]["policy"] == "utility"
+    assert outcomes[case]["config"]["policy"] == "auto"
     assert outcomes[case]["resolved"]["radix_cache_backend"] == "'hybrid-marconi'"
 
 
