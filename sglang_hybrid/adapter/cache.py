@@ -133,6 +133,8 @@ class HybridMarconiCache(UnifiedRadixCache):
 
     def on_finished(self, req: Req, length: int) -> None:
         """``req`` finished and ``length`` of its tokens enter the tree."""
+        if self.recorder is None and not self.wanted.remembers:
+            return
         pages = self.wanted.pages_of(req, length)
         self.wanted.observe_sequence(pages)
         if self.recorder is None:

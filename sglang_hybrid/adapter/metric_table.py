@@ -9,18 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from sglang_hybrid.adapter.short_hits import Reason
+from sglang_hybrid.adapter import short_hits
 from sglang_hybrid.adapter.timing import SECTIONS
 from sglang_hybrid.core.checkpoints import Kind
+from sglang_hybrid.core.tuner import Reason
 
 PREFIX = "sglang:hybrid_"
 """SGLang's own prefix, and ours."""
 
 KINDS = tuple(kind.name.lower() for kind in Kind)
 PROCESS_STATES = ("off", "starting", "running", "failed")
-SWITCH_REASONS = ("better", "guard", "bootstrap")
+SWITCH_REASONS: tuple[str, ...] = get_args(Reason)
 
 Values = Mapping[tuple[str, ...], float]
 """Value by the values of a metric's own labels."""
@@ -95,7 +96,7 @@ def _skipped(seen: Snapshot) -> Values:
         ("no_slot",): counters["skipped_checkpoints"],
         ("declined",): counters["declined_checkpoints"],
         ("never",): counters["unwanted_checkpoints"],
-        ("min_gain",): seen.short_hits[Reason.MIN_GAIN]["requests"],
+        ("min_gain",): seen.short_hits[short_hits.Reason.MIN_GAIN]["requests"],
     }
 
 
@@ -320,7 +321,7 @@ METRICS: tuple[Metric, ...] = (
         "switches",
         "counter",
         "Changes of the arm in force: better (it scored higher), guard (back to a safe one), "
-        "bootstrap.",
+        "tuned (found by the search after the bootstrap window).",
         "guard grows: predictions do not hold on this load; a fixed policy is worth a try.",
         _switches,
         ("reason",),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import TYPE_CHECKING
 
 from sglang_hybrid.adapter.wanted import WantedCheckpoints, chain_of
@@ -72,18 +71,3 @@ class Recorder:
             return held
         rest = self._builder.peek()
         return rest if held is None else Window.joined([held, rest])
-
-    def to_jsonl(self, salt: bytes) -> str:
-        """All records held, the window under way included, as `hybrid-marconi replay` reads them.
-
-        Args:
-            salt: see `Ring.to_jsonl`.
-        """
-        file = io.StringIO()
-        if self.ring is not None:
-            self.ring.to_jsonl(file, salt)
-            if len(self._builder):
-                rest = Ring(len(self._builder))  # a single window may exceed the limit of pages
-                rest.append(self._builder.peek())
-                rest.to_jsonl(file, salt)
-        return file.getvalue()

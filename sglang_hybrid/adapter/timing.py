@@ -62,7 +62,7 @@ class SchedulerTimes:
 
     def watch_tuning(self, tuning: Any) -> None:
         """Time what a cache's tuner does in the scheduler."""
-        self.watch(tuning, ("record", "pending", "advance"), "tune")
+        self.watch(tuning, ("record", "decide", "advance"), "tune")
 
     def watch(self, owner: Any, methods: Iterable[str], section: str) -> None:
         """Time methods of one object from now on; other objects of its class are not touched."""

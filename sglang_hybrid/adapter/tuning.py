@@ -119,8 +119,16 @@ class Tuning:
         """Decisions that follow from what the shadow caches have reported by now."""
         if self._client is None:
             return []
-        decision = None
         reports = self._client.poll()
+        # Asked in every pass of the event loop, also of an idle one: nearly always nothing.
+        if not reports and self._client.failures == self._failures:
+            return []
+        return self.decide(reports)
+
+    def decide(self, reports: list[Report]) -> list[Decision]:
+        """What follows from ``reports``, if anything, on the rank that decides."""
+        assert self._client is not None
+        decision = None
         if self._client.failures != self._failures:
             # A search that was under way is lost with its process.
             self._failures = self._client.failures

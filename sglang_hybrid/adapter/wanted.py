@@ -60,6 +60,11 @@ class WantedCheckpoints:
         if self.ends is not None:
             self.ends.clear()
 
+    @property
+    def remembers(self) -> bool:
+        """Whether sequences that finish matter to later plans."""
+        return self.forks is not None or self.ends is not None
+
     @staticmethod
     def of(req: Req) -> tuple[Place, ...]:
         """The plan of ``req``, by rising depth."""

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sglang_hybrid.adapter.record_export import PART_KEY, REQUEST_KEY
 from sglang_hybrid.cli.server import Server, ServerError
 
-_KEY = "hybrid_marconi_record"
 _POLL_S = 0.5
 _WITHIN_S = 120.0
 """Writing and compressing the record takes the server seconds at most."""
@@ -93,7 +93,7 @@ def fetch(server: Server) -> list[tuple[str, int]]:
 
 @contextlib.contextmanager
 def _export(server: Server) -> Iterator[None]:
-    if not all(server.set_state(**{_KEY: 0})):
+    if not all(server.set_state(**{REQUEST_KEY: 0})):
         raise ServerError(
             f"{server.url} keeps no record of requests; start it with a record_requests above 0 "
             "in --cache-config"
@@ -102,16 +102,16 @@ def _export(server: Server) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(ServerError):  # the server keeps it until the next one
-            server.set_state(**{_KEY: 0})
+            server.set_state(**{REQUEST_KEY: 0})
 
 
 def _part(server: Server, index: int) -> list[dict[str, Any]]:
     """Part ``index`` of every rank; for ranks with fewer parts, their answer to that."""
     deadline = time.monotonic() + _WITHIN_S
     while time.monotonic() < deadline:
-        if not all(server.set_state(**{_KEY: index})):
+        if not all(server.set_state(**{REQUEST_KEY: index})):
             raise ServerError("another client took a record meanwhile; try again")
-        parts = [status.get("record_part") for status in server.caches()]
+        parts = [status.get(PART_KEY) for status in server.caches()]
         # Another client's request may have been given our part; then it is asked for again.
         if all(parts):
             found = [part for part in parts if part is not None]

@@ -56,6 +56,10 @@ class _Arms:
     @in_force.setter
     def in_force(self, arm: int) -> None:
         self._in_force = self._index("in_force", arm)
+        self._came_into_force()
+
+    def _came_into_force(self) -> None:
+        """The arm in force was set."""
 
     def _index(self, what: str, arm: int) -> int:
         if not 0 <= arm < len(self.names):
@@ -126,14 +130,7 @@ class Decider(_Arms):
         """Faded savings of the arms, in the unit of what `update` is given."""
         return tuple(self._scores)
 
-    @property
-    def in_force(self) -> int:
-        """Index of the arm in force. It may be set: somebody else has put another in force."""
-        return self._in_force
-
-    @in_force.setter
-    def in_force(self, arm: int) -> None:
-        self._in_force = self._index("in_force", arm)
+    def _came_into_force(self) -> None:
         self._below_lru = 0
 
     def reset(self) -> None:

@@ -42,6 +42,17 @@ def random_prompt(rng, history):
     return (prompt + [rng.randrange(900, 903) for _ in range(rng.randrange(8))])[:150]
 
 
+def end_one(driver, rng, running, history, is_aborted):
+    """One of ``running`` ends; returns the ``history`` of sequences that finished."""
+    req = running.pop(rng.randrange(len(running)))
+    output = [rng.randrange(900, 903) for _ in range(rng.randrange(1, 9))]
+    if is_aborted or not driver.has_room(len(output)):
+        driver.abort(req)
+        return history
+    driver.finish(req, output)
+    return [*history[-11:], [*req.origin_input_ids, *output]]
+
+
 @pytest.mark.parametrize("seed", range(len(CONFIGS)))
 def test_random_requests_in_tiny_pools(seed):
     rng = random.Random(seed)
@@ -56,13 +67,7 @@ def test_random_requests_in_tiny_pools(seed):
             if len(running) < 3 and driver.has_room(len(prompt)):
                 running.append(driver.start(prompt, space))
         elif running and action < 0.9:
-            req = running.pop(rng.randrange(len(running)))
-            output = [rng.randrange(900, 903) for _ in range(rng.randrange(1, 9))]
-            if action < 0.6 or not driver.has_room(len(output)):
-                driver.abort(req)
-            else:
-                driver.finish(req, output)
-                history = [*history[-11:], [*req.origin_input_ids, *output]]
+            history = end_one(driver, rng, running, history, is_aborted=action < 0.6)
         elif action < 0.97:
             cache.evict(EvictParams(num_tokens=rng.randrange(60), mamba_num=rng.randrange(3)))
         elif not running:

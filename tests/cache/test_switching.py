@@ -5,7 +5,7 @@ import random
 import pytest
 from harness import Driver, make_cache
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-from test_stress import check_states, random_prompt
+from test_stress import check_states, end_one, random_prompt
 
 from sglang_hybrid.adapter import victim_order
 from sglang_hybrid.adapter.tree_view import TreeView
@@ -157,13 +157,7 @@ def test_random_switches_among_random_requests(seed, monkeypatch):
             if len(running) < 3 and driver.has_room(len(prompt)):
                 running.append(driver.start(prompt))
         elif running and action < 0.93:
-            req = running.pop(rng.randrange(len(running)))
-            output = [rng.randrange(900, 903) for _ in range(rng.randrange(1, 9))]
-            if action < 0.65 or not driver.has_room(len(output)):
-                driver.abort(req)
-            else:
-                driver.finish(req, output)
-                history = [*history[-11:], [*req.origin_input_ids, *output]]
+            history = end_one(driver, rng, running, history, is_aborted=action < 0.65)
         else:
             unlocked, wanted = cache.mamba_evictable_size(), rng.randrange(3)
             cache.evict(EvictParams(num_tokens=rng.randrange(60), mamba_num=wanted))

@@ -3,6 +3,7 @@
 import math
 from types import SimpleNamespace
 
+import observed
 import prometheus_client
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,21 +17,10 @@ from sglang_hybrid.core.checkpoints import Kind
 
 LABELS = {"model_name": "m", "tp_rank": 0}
 TUNING = {
-    "mode": "auto",
-    "arm": "utility:alpha=0.5+asked",
-    "policy": "utility",
-    "alpha": 0.5,
-    "switches": {"better": 2},
+    **observed.TUNING,
     "scores": {"utility:alpha=0.5+asked": 3e12, "lru": 1e12},
-    "windows": 7,
-    "dropped_windows": 1,
-    "backlog": 3,
-    "process": "running",
-    "failures": 0,
-    "stalls": 0,
     "predicted_flops": 4e12,
     "realised_flops": 3e12,
-    "agreement": 0.75,
 }
 
 
