@@ -38,11 +38,12 @@ from sglang_hybrid.sim.engine.requests import (
     cap_path,
     choose_normal_if_beaten,
     is_asked_for,
+    leave_state,
     renew,
     starts_first,
     use_hit,
 )
-from sglang_hybrid.sim.engine.residency import add_edge, add_state, mark
+from sglang_hybrid.sim.engine.residency import add_edge, mark
 from sglang_hybrid.sim.engine.victims import choose, choose_first, evict, oldest_walked_leaf
 from sglang_hybrid.sim.jit import internal
 
@@ -192,10 +193,7 @@ def _put_state(c, r, job, n, kind):
     while not nodes[at].resident:
         add_edge(c, at)
         at = nodes[at].parent
-    is_first = starts_first(c, kind)
-    add_state(c, n, kind, c.requests[r].turn, r, is_first, c.rules[0].inflation)
-    if job[TAIL] < 0 or nodes[n].depth > nodes[job[TAIL]].depth:
-        job[TAIL] = n
+    leave_state(c, r, job, n, kind, starts_first(c, kind))
 
 
 # ---- KV ----

@@ -233,6 +233,14 @@ def renew(c, n, kind, now):
 
 
 @internal
+def leave_state(c, r, job, n, kind, is_first):
+    """Request ``r`` takes a state at ``n``, perhaps the deepest of its own."""
+    add_state(c, n, kind, c.requests[r].turn, r, is_first, c.rules[0].inflation)
+    if job[TAIL] < 0 or c.nodes[n].depth > c.nodes[job[TAIL]].depth:
+        job[TAIL] = n
+
+
+@internal
 def _insert(c, r, job, count, limit, pins):
     """KV and the states asked for up to depth ``limit``, out of what is held for them.
 
@@ -257,11 +265,9 @@ def _insert(c, r, job, count, limit, pins):
         n, kind = c.plan[i].node, c.plan[i].kind
         if c.plan[i].depth > limit or nodes[n].slot >= 0 or not is_asked_for(c, kind):
             continue
-        add_state(c, n, kind, c.requests[r].turn, r, False, c.rules[0].inflation)
+        leave_state(c, r, job, n, kind, False)
         job[HELD_STATES] -= 1
         c.counts[RESERVED_STATES] -= 1
-        if job[TAIL] < 0 or nodes[n].depth > nodes[job[TAIL]].depth:
-            job[TAIL] = n
     return end
 
 
@@ -282,10 +288,7 @@ def _take_first_victims(c, r, job, count):
                 break
             evict(c, victim, r)
         if _fits(c, 0, 1):
-            is_first = starts_first(c, kind)
-            add_state(c, n, kind, c.requests[r].turn, r, is_first, c.rules[0].inflation)
-            if job[TAIL] < 0 or nodes[n].depth > nodes[job[TAIL]].depth:
-                job[TAIL] = n
+            leave_state(c, r, job, n, kind, starts_first(c, kind))
 
 
 @internal
