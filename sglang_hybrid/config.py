@@ -85,6 +85,14 @@ class CacheConfig(BaseModel):
         meaning="Whether the end of the system message gets a checkpoint at first sight, where "
         "the chat template tells it.",
     )
+    branch_checkpoint: Literal["exact", "split", "chunk"] = _key(
+        "exact",
+        kind="string",
+        allowed='"exact", "split", "chunk" (not with strategy no_buffer)',
+        meaning="How the state inside a prompt is had. exact: the prefill saves it at exactly "
+        "its token; split: the prefill is cut there and goes on in another pass; chunk: the "
+        "forward saves one state, on SGLang's grid.",
+    )
     prompt_end: Literal["auto", "always", "never"] = _key(
         "auto",
         kind="string",

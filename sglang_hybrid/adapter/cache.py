@@ -17,6 +17,7 @@ from sglang_hybrid.adapter.full import HybridFullComponent
 from sglang_hybrid.adapter.integrity import check_integrity
 from sglang_hybrid.adapter.mamba import HybridMambaComponent
 from sglang_hybrid.adapter.metric_table import Snapshot
+from sglang_hybrid.adapter.saving import Family, Saver
 from sglang_hybrid.adapter.timing import SchedulerTimes
 from sglang_hybrid.adapter.tree_view import TreeView
 from sglang_hybrid.adapter.wanted import WantedCheckpoints, known_pages
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import MatchResult
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.radix_cache import RadixKey
+    from torch import Tensor
 
     from sglang_hybrid.adapter.recorder import Recorder
     from sglang_hybrid.adapter.tuning import Tuning
@@ -48,12 +50,23 @@ class HybridMarconiCache(UnifiedRadixCache):
         params: as SGLang builds them; the FULL and MAMBA components are replaced.
         config: the parsed ``--cache-config``.
         costs: bytes and FLOPs of the loaded model on this rank.
+        family: how the model's prefill returns states inside a row; None where it cannot.
     """
 
-    def __init__(self, params: CacheInitParams, config: CacheConfig, costs: ModelCosts):
+    def __init__(
+        self,
+        params: CacheInitParams,
+        config: CacheConfig,
+        costs: ModelCosts,
+        family: Family | None = None,
+    ):
         # The base class resets the cache while it is built: ours must exist before.
         self.config = config
         self._locks_kv_only = False
+        self.saver: Saver | None = None
+        if config.branch_checkpoint != "chunk":
+            cuts = family is None or config.branch_checkpoint == "split"
+            self.saver = Saver(self, params, family, cuts=cuts)
         self.counters = Counters()
         self.explainer = Explainer(self)
         self.times: SchedulerTimes | None = None  # measured where metrics are on
@@ -181,8 +194,8 @@ class HybridMarconiCache(UnifiedRadixCache):
     def plan_chunk(self, req: Req, end: int | None = None) -> int | None:
         """The wanted checkpoint that ``req``'s next chunk is to keep, in tokens, or None.
 
-        Under ``no_buffer`` the chunk can be cut at the first; otherwise the forward keeps
-        one state, and the deepest is worth most.
+        Where a prefill is cut, the chunk ends at the first; where the forward keeps one
+        state on a grid, the deepest is worth most. Where it saves any, see `Saver.prepare`.
 
         Args:
             end: where the chunk ends, if that is known; later ones wait for later chunks.
@@ -197,14 +210,37 @@ class HybridMarconiCache(UnifiedRadixCache):
         if not reachable:
             req.mamba_branching_seqlen = None
             return None
-        place = reachable[-1] if self.enable_mamba_extra_buffer else reachable[0]
+        place = reachable[-1] if self.keeps_one_state else reachable[0]
         req.mamba_branching_seqlen, req.hybrid_branch_kind = place
         return req.mamba_branching_seqlen
 
     @property
+    def keeps_one_state(self) -> bool:
+        """Whether a forward keeps one state, on SGLang's grid."""
+        return self.saver is None
+
+    @property
+    def branch_checkpoint(self) -> str:
+        """How states inside a prompt are had: the configured way, or what the model allows."""
+        return "chunk" if self.saver is None else self.saver.mode
+
+    @property
     def checkpoint_grid(self) -> int:
-        """Tokens between two states that the forward can keep under ``extra_buffer``."""
+        """Tokens between two states that a prefill can keep."""
+        if self.saver is not None:
+            return self.page_size
         return self.components[ComponentType.MAMBA].mamba_checkpoint_grid
+
+    @property
+    def decode_grid(self) -> int:
+        """Tokens between two states that a sequence can end with."""
+        if self.saver is not None:
+            return self.page_size
+        return self.components[ComponentType.MAMBA].mamba_track_grid
+
+    def take_checkpoint_slot(self, req: Req, depth: int) -> Tensor | None:
+        """A slot, int64 of shape [1], for a wanted checkpoint; None if none can be had."""
+        return self.components[ComponentType.MAMBA].admit(req, "always", depth)
 
     def free_state_slots(self) -> int:
         """State slots that could be handed out now, by eviction if need be."""
@@ -285,7 +321,9 @@ class HybridMarconiCache(UnifiedRadixCache):
         snapshot = dataclasses.asdict(self.snapshot())
         return {
             "config": self.config.effective(),
+            "branch_checkpoint": self.branch_checkpoint,
             "checkpoint_grid": self.checkpoint_grid,
+            "decode_grid": self.decode_grid,
             **snapshot,
             "times": {} if self.times is None else self.times.totals(),
         }

@@ -37,6 +37,8 @@ class Counters:
     skipped_checkpoints: int = 0  # no slot could be had
     declined_checkpoints: int = 0  # not worth the slot they would have taken
     unwanted_checkpoints: int = 0  # the configuration says never
+    rounded_checkpoints: int = 0  # taken at the page boundary before the wanted token
+    unwritten_checkpoints: int = 0  # dropped, because the forward did not write their state
     branch_cuts: int = 0  # prefills cut at a branch point
     branch_waits: int = 0  # requests that waited a round for another's cut
     slot_waits: int = 0  # requests that waited for free state slots

@@ -77,6 +77,49 @@ SCHEDULER = (
 )
 """Only in a scheduler that builds this cache, so that a stock server is not touched."""
 
+_BATCH = "sglang.srt.managers.schedule_batch"
+_LAYERS = "sglang.srt.layers.attention"
+_SAVING = "sglang_hybrid.adapter.saving"
+_FORWARD = "sglang_hybrid.adapter.forward_saves"
+_OF_LAYERS = "sglang_hybrid.adapter.saving_layers"
+
+SAVING = (
+    Hook(f"{_BATCH}.ScheduleBatch.prepare_for_extend", "after", f"{_SAVING}:prepare_for_extend"),
+    Hook(
+        f"{_BATCH}.ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend",
+        "around",
+        f"{_SAVING}:track_entry",
+    ),
+    Hook(f"{_BATCH}.mamba_track_grid", "around", f"{_SAVING}:track_grid"),
+    Hook(
+        "sglang.srt.managers.scheduler_components.batch_result_processor.mamba_track_grid",
+        "around",
+        f"{_SAVING}:track_grid",
+    ),
+    Hook(
+        "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new",
+        "after",
+        f"{_FORWARD}:attach",
+    ),
+    Hook(
+        "sglang.srt.model_executor.model_runner.ModelRunner.forward",
+        "around",
+        f"{_FORWARD}:forward",
+    ),
+)
+"""Only where prefill saves states at exactly their token."""
+
+LAYERS = {
+    "mamba2": (
+        Hook(f"{_LAYERS}.mamba.mamba.MambaMixer2.forward", "around", f"{_OF_LAYERS}:mamba2"),
+        Hook(f"{_LAYERS}.mamba.mamba.causal_conv1d_fn", "around", f"{_OF_LAYERS}:convolution"),
+        Hook(
+            f"{_LAYERS}.mamba.mamba.causal_conv1d_fn_triton", "around", f"{_OF_LAYERS}:convolution"
+        ),
+    ),
+}
+"""Besides, by the model's family of state layers."""
+
 
 def register(hooks: Iterable[Hook]) -> None:
     """Hand hooks to SGLang's registry, once each; SGLang applies them."""
@@ -88,6 +131,21 @@ def register(hooks: Iterable[Hook]) -> None:
         if hook.target not in HookRegistry._patched:
             function = pkgutil.resolve_name(hook.function)
             HookRegistry.register(hook.target, function, HookType(hook.kind))
+
+
+def install(hooks: Iterable[Hook]) -> None:
+    """Register hooks and have SGLang apply them now.
+
+    Raises:
+        RuntimeError: one of them is not in place; the server must not come up like that.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    hooks = tuple(hooks)
+    register(hooks)
+    HookRegistry.apply_hooks()
+    if missing := problems(hooks):
+        raise RuntimeError(missing[0])
 
 
 def problems(hooks: Iterable[Hook]) -> list[str]:

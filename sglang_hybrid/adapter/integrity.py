@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
+from sglang_hybrid.adapter.saving import saved_of
+
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
@@ -50,7 +52,7 @@ def _slots_of(req: Req) -> list[int]:
     slots = [int(req.kv.mamba_pool_idx)] if req.kv.holds_mamba else []
     if req.kv.mamba_ping_pong_track_buffer is not None:
         slots += [slot for slot in req.kv.mamba_ping_pong_track_buffer.tolist() if slot >= 0]
-    return slots
+    return slots + [int(saved.slot) for saved in saved_of(req)]
 
 
 def _claim(owners: dict[int, str], slots: list[int], owner: str) -> None:

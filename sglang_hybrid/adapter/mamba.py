@@ -9,11 +9,14 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.unified_cache.components import EvictLayer, MambaComponent
 from sglang.srt.runtime_context import mamba_track_grid
 from sglang.srt.utils.rank_consensus_checker import assert_same
+from torch import Tensor
 
+from sglang_hybrid.adapter.saving import NEVER, decode_grid, saved_of
 from sglang_hybrid.adapter.view_driven import ViewDriven
 from sglang_hybrid.adapter.wanted import known_pages
 from sglang_hybrid.core.checkpoints import Kind
 from sglang_hybrid.core.pages import Hashes
+from sglang_hybrid.core.track_plan import on_page
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -21,14 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Pending:
-    """The checkpoint that the insert under way attaches.
+    """A checkpoint that the insert under way attaches.
 
-    ``req`` is set where it is the tail of a running request, see `_settle_tail`.
+    ``slot`` is None for the one whose slot SGLang's parameters carry; ``req`` is set where
+    it is the tail of a running request, see `_settle_tail`.
     """
 
     depth: int
     kind: Kind
     turn: int = 0
+    slot: Tensor | None = None
     req: Req | None = None
 
 
@@ -42,8 +47,11 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
 
     def __init__(self, cache, params):
         super().__init__(cache, params)
-        self.mamba_track_grid = mamba_track_grid(params.page_size)
-        self._pending: _Pending | None = None
+        if cache.keeps_one_state:
+            self.mamba_track_grid = mamba_track_grid(params.page_size)
+        else:
+            self.mamba_track_grid = decode_grid(params.page_size)
+        self._pending: list[_Pending] = []
         self._kept_tail: int | None = None
         self._pages: Hashes | None = None
 
@@ -57,7 +65,7 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
         branch = self.reachable_depth(hit, kv_hit)
         if branch - hit < self.cache.config.min_gain_tokens:
             branch = None
-        elif self.cache.enable_mamba_extra_buffer and self._only_continues(result):
+        elif self.cache.keeps_one_state and self._only_continues(result):
             # The forward keeps one state. At the end of the previous turn it would leave
             # a conversation a turn behind for ever; the end of this prompt is worth more.
             branch = None
@@ -71,11 +79,11 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
     def reachable_depth(self, start: int, depth: int) -> int:
         """The deepest token up to ``depth`` at which a prefill from ``start`` can keep a state.
 
-        Under ``no_buffer`` the prefill can be cut anywhere; otherwise the forward
-        keeps states on a grid that begins at ``start``, the first token it computes.
+        Any that the tree can name; where the forward keeps one state, those of a grid
+        that begins at ``start``, the first token it computes.
         """
-        if not self.cache.enable_mamba_extra_buffer:
-            return depth
+        if not self.cache.keeps_one_state:
+            return on_page(depth, self.cache.page_size)
         return depth - (depth - start) % self.mamba_checkpoint_grid
 
     def finalize_match_result_in_cache(self, params, result):
@@ -112,25 +120,67 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
     def _prepare_finished(self, req, insert_params, token_ids_len):
         """A finished request hands over the state it holds: no slot is needed."""
         self.cache.on_finished(req, token_ids_len)
-        depth = 0
-        # With --strip-thinking-cache less is kept than was computed, and under
-        # `no_buffer` there is only the state of all that was computed.
-        tracked = self.cache.enable_mamba_extra_buffer
-        is_sound = (
-            not self._is_overwritten(req) if tracked else token_ids_len == req.kv.kv_committed_len
-        )
-        if is_sound:
-            depth = super().prepare_for_caching_req(req, insert_params, token_ids_len, True)
+        self._pending = self._take_saved(req)
+        self._drop_unwritten_tail(req)
+        depth = self._hand_over(req, insert_params, token_ids_len)
         prompt_end = min(self.cache.prefill_target(req), token_ids_len)
         self._settle_tail(req, has_later=depth > prompt_end)
         if depth == 0:
             insert_params.mamba_value = None
             is_cached = req.kv.cache_protected_len > prompt_end - self.cache.page_size
-            return 0 if is_cached else prompt_end
+            return 0 if is_cached and not self._pending else prompt_end
         is_branch = depth == req.mamba_branching_seqlen
         kind = req.hybrid_branch_kind if is_branch else Kind.DECODE_END
-        self._pending = _Pending(depth, kind, req.hybrid_turn)
+        self._pending.append(_Pending(depth, kind, req.hybrid_turn))
         return max(depth, prompt_end)
+
+    def _hand_over(self, req, insert_params, token_ids_len):
+        """Have SGLang hand over the deepest state that ``req`` holds; returns its depth or 0."""
+        is_whole = token_ids_len == req.kv.kv_committed_len
+        if not self.cache.enable_mamba_extra_buffer:
+            # With --strip-thinking-cache less is kept than was computed, and there is
+            # only the state of all that was computed.
+            if not is_whole:
+                return 0
+        elif self.cache.saver is not None and is_whole and not token_ids_len % self.cache.page_size:
+            self._track_running_state(req, token_ids_len)
+        elif self._is_overwritten(req):
+            return 0
+        return super().prepare_for_caching_req(req, insert_params, token_ids_len, True)
+
+    def _track_running_state(self, req, depth):
+        """Let ``req``'s running state be its tracked one: the slots change places.
+
+        It stands for ``depth`` tokens when all that was launched has run, a step beyond
+        the request's last token included.
+        """
+        kv, pool = req.kv, self.cache.req_to_token_pool
+        index = kv.mamba_ping_pong_empty.index(False)
+        running, kv.mamba_pool_idx = (
+            kv.mamba_pool_idx,
+            kv.mamba_ping_pong_track_buffer[index].clone(),
+        )
+        pool.set_mamba_ping_pong_slot(req, index, running)
+        kv.mamba_last_track_idx, kv.mamba_last_track_seqlen = index, depth
+
+    def _take_saved(self, req):
+        """The checkpoints that ``req``'s prefill has saved; what no forward wrote is dropped."""
+        pending = []
+        for saved in saved_of(req):
+            if saved.forward.inside_written:
+                pending.append(_Pending(saved.depth, saved.kind, req.hybrid_turn, saved.slot))
+            else:
+                self.cache.counters.unwritten_checkpoints += 1
+                self._free_mamba_value(saved.slot)
+        req.hybrid_saved = []
+        return pending
+
+    def _drop_unwritten_tail(self, req):
+        """Forget a state that a forward was to leave in ``req``'s tracking slot and did not."""
+        tail, req.hybrid_tail = getattr(req, "hybrid_tail", None), None
+        if tail is not None and not tail.is_written:
+            self.cache.counters.unwritten_checkpoints += 1
+            req.kv.mamba_last_track_seqlen = None
 
     def _is_overwritten(self, req):
         """Whether a decode step in flight writes the slot that would be handed over.
@@ -179,25 +229,28 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
     def _prepare_unfinished(self, req, insert_params, token_ids_len):
         """A request still running gives a copy (or its tracked slot) for a fresh slot."""
         config, tracked = self.cache.config, self.cache.enable_mamba_extra_buffer
+        self._pending = self._take_saved(req)
+        self._drop_unwritten_tail(req)
         rest = self.cache.prefill_target(req) - token_ids_len
         is_middle = rest > 0
         # What is left of the prompt may be too short for the forward to keep a state.
-        is_last = tracked and rest < self.mamba_checkpoint_grid
+        is_last = tracked and rest < (self.mamba_checkpoint_grid if self.cache.saver is None else 1)
         depth = (req.kv.mamba_last_track_seqlen or 0) if tracked else token_ids_len
         if depth == req.mamba_branching_seqlen:
             kind, setting = req.hybrid_branch_kind, "always"
-        elif is_last:
+        elif is_last and self.mamba_track_grid != NEVER:
             kind, setting = Kind.DECODE_END, config.prompt_end
         elif is_middle:
             kind, setting = Kind.CHUNK, config.chunk_boundary
         else:
             kind, setting = Kind.PROMPT_END, config.prompt_end
-        slot = self._admit(req, setting, depth) if depth else None
+        slot = self.admit(req, setting, depth) if depth else None
         if slot is None:
             if is_last and depth:
                 # It stays in the request's own buffer, to be handed over at the end.
                 self._kept_tail = depth
-            return 0 if is_middle else token_ids_len
+            saved = max((pending.depth for pending in self._pending), default=0)
+            return saved if is_middle else token_ids_len
         pool = self.cache.req_to_token_pool
         if tracked:
             insert_params.mamba_value = pool.donate_mamba_ping_pong_slot(req, slot)
@@ -208,10 +261,11 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
             )
             insert_params.mamba_value = slot
         is_tail = is_last and kind == Kind.DECODE_END
-        self._pending = _Pending(depth, kind, req.hybrid_turn, req if is_tail else None)
+        tail_of = req if is_tail else None
+        self._pending.append(_Pending(depth, kind, req.hybrid_turn, req=tail_of))
         return depth if is_middle else token_ids_len
 
-    def _admit(self, req, setting, depth):
+    def admit(self, req, setting, depth):
         """A slot for a new checkpoint, or None if it is not worth one or none can be had."""
         counters, view = self.cache.counters, self.cache.view
         if setting == "never" or (setting != "always" and not self.cache.takes_first_victims):
@@ -239,28 +293,37 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
         return slot
 
     def commit_insert_component_data(self, node, is_new_leaf, params, result, cache_actions):
-        pending, self._pending = self._pending, None
+        pending, self._pending = self._pending, []
         view = self.cache.view
         if is_new_leaf:
             view.grow(node)
         if params.mamba_value is None:
             result.mamba_exist = True  # there is no slot to keep
-            return
-        if pending is None:  # inserted by somebody else than a request
-            pending = _Pending(view.depth_of(node), Kind.DECODE_END)
+        elif not pending:  # inserted by somebody else than a request
+            pending = [_Pending(view.depth_of(node), Kind.DECODE_END)]
+        for each in pending:
+            slot = params.mamba_value if each.slot is None else each.slot
+            if self._attach(node, each, slot, cache_actions):
+                continue
+            if each.slot is None:
+                result.mamba_exist = True
+            else:
+                self._free_mamba_value(slot)
+
+    def _attach(self, node, pending, slot, cache_actions):
+        """Attach a checkpoint on ``node``'s path; False if the tree has that state already."""
+        view = self.cache.view
         holder = self._node_at(node, pending.depth, cache_actions)
         if pending.req is not None:
             pending.req.hybrid_tail_node = holder.id
         if holder.component_data[self.component_type].value is not None:
-            result.mamba_exist = True
             view.renew(holder, pending.kind)
-            return
-        self.tree_core.set_component_device_value(
-            holder.id, self.component_type, params.mamba_value
-        )
+            return False
+        self.tree_core.set_component_device_value(holder.id, self.component_type, slot)
         view.attach(holder, pending.kind, pending.depth, pending.turn)
         self.cache.explainer.places.taken(holder, pending.depth, self._pages)
         self.cache.counters.count_checkpoint(pending.kind)
+        return True
 
     def _node_at(self, node, depth, cache_actions):
         """The node on ``node``'s path that ends at ``depth`` tokens, split off if need be."""
@@ -276,7 +339,14 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
         return node
 
     def cleanup_after_caching_req(self, req, is_finished, insert_result=None, insert_params=None):
-        self._pending = self._pages = None
+        # What was not inserted goes back: an insert may decline, an abort never asks.
+        slots = [each.slot for each in self._pending if each.slot is not None]
+        if is_finished:
+            slots += [saved.slot for saved in saved_of(req)]
+            req.hybrid_saved = []
+        for slot in slots:
+            self._free_mamba_value(slot)
+        self._pending, self._pages = [], None
         super().cleanup_after_caching_req(req, is_finished, insert_result, insert_params)
         if not is_finished and self.cache.enable_mamba_extra_buffer:
             self._turn_track_index(req)

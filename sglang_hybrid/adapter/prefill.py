@@ -10,16 +10,17 @@ from sglang.srt.managers.schedule_policy import AddReqResult, PrefillAdder
 class HybridPrefillAdder(PrefillAdder):
     """SGLang's prefill admission for a `HybridMarconiCache`.
 
-    Under ``no_buffer`` a state exists only where a prefill ends, so a prefill that
-    passes a wanted checkpoint is cut there and goes on as a chunked request. A pass of
-    the scheduler can leave only one request unfinished: another that needs a cut
-    (or does not fit whole) waits for the next pass. Under ``extra_buffer`` the
-    forward keeps the state by itself; here its grid is laid through the checkpoint.
+    Where the forward saves the wanted states, admission is SGLang's. Where it cannot, a
+    prefill that passes a wanted checkpoint is cut there and goes on as a chunked
+    request. A pass of the scheduler can leave only one request unfinished: another that
+    needs a cut (or does not fit whole) waits for the next pass. Where the forward keeps
+    one state on a grid, chunks end on that grid.
     """
 
     @property
     def _cuts(self) -> bool:
-        return not self.tree_cache.enable_mamba_extra_buffer
+        saver = self.tree_cache.saver
+        return saver is not None and saver.cuts
 
     def _select_prefill_admission(
         self, req, *, truncation_align_size, has_chunked_req=False, **kwargs
@@ -28,7 +29,7 @@ class HybridPrefillAdder(PrefillAdder):
         if not self._has_state_slots(req):
             counters.slot_waits += 1
             return AddReqResult.NO_TOKEN
-        if not self._cuts and truncation_align_size is None:
+        if self.tree_cache.keeps_one_state and truncation_align_size is None:
             # A chunk that ends off the grid would put later branch points off it too.
             grid = self.tree_cache.checkpoint_grid
             if self.rem_chunk_tokens is not None and self.rem_chunk_tokens >= grid:
@@ -39,9 +40,9 @@ class HybridPrefillAdder(PrefillAdder):
             has_chunked_req=has_chunked_req,
             **kwargs,
         )
-        if isinstance(admission, AddReqResult):
+        if isinstance(admission, AddReqResult) or not self._cuts:
             return admission
-        branch = self.tree_cache.plan_chunk(req) if self._cuts else None
+        branch = self.tree_cache.plan_chunk(req)
         cut = (
             branch is not None
             and admission.prefix_len < branch < admission.prefix_len + admission.extend_len
@@ -61,23 +62,23 @@ class HybridPrefillAdder(PrefillAdder):
 
     def _commit_prefill_admission(self, req, admission, mamba_gap_reserve):
         super()._commit_prefill_admission(req, admission, mamba_gap_reserve)
-        self.tree_cache.plan_chunk(req, req.extend_end)
+        if self.tree_cache.keeps_one_state:
+            self.tree_cache.plan_chunk(req, req.extend_end)
         self.tree_cache.on_admitted(req)
 
     def add_chunked_req(self, req):
-        if self._cuts:
-            branch = self.tree_cache.plan_chunk(req)
-            if branch is not None:
-                limit = branch - req.prefix_len
-                if self.chunked_req_limit is None or limit < self.chunked_req_limit:
-                    self.chunked_req_limit = limit
-        else:
-            self.mamba_chunk_grid = self.tree_cache.checkpoint_grid
+        cache, branch = self.tree_cache, None
+        if self._cuts and (branch := cache.plan_chunk(req)) is not None:
+            limit = branch - req.prefix_len
+            if self.chunked_req_limit is None or limit < self.chunked_req_limit:
+                self.chunked_req_limit = limit
+        if cache.keeps_one_state:
+            self.mamba_chunk_grid = cache.checkpoint_grid
         rest = super().add_chunked_req(req)
-        if not self._cuts:
-            self.tree_cache.plan_chunk(req, req.extend_end)
-        elif branch == req.extend_end:
-            self.tree_cache.counters.branch_cuts += 1
+        if cache.keeps_one_state:
+            cache.plan_chunk(req, req.extend_end)
+        elif branch is not None and branch == req.extend_end:
+            cache.counters.branch_cuts += 1
         return rest
 
     def _has_state_slots(self, req) -> bool:
@@ -86,7 +87,7 @@ class HybridPrefillAdder(PrefillAdder):
         needed = 0
         for each in (*self.can_run_list, req):
             needed += not each.kv.holds_mamba
-            if not self._cuts and each.kv.mamba_ping_pong_track_buffer is None:
+            if pool.enable_mamba_extra_buffer and each.kv.mamba_ping_pong_track_buffer is None:
                 needed += pool.mamba_initial_tracking_slots
         return needed <= self.tree_cache.free_state_slots()
 

@@ -31,17 +31,12 @@ def build_cache(ctx: Any) -> Any:
         RuntimeError: the launcher did not check the configuration, or a hook is not in
             place; the server must not come up like that.
     """
-    from sglang.srt.plugins.hook_registry import HookRegistry
-
     if not record.notes_of(ctx.server_args).validated:
         raise RuntimeError(
             "the launcher did not check the configuration of the cache, because the plugin of "
             "sglang-hybrid was not active there; run `hybrid-marconi doctor`"
         )
-    hooks.register(hooks.SCHEDULER)
-    HookRegistry.apply_hooks()
-    if missing := hooks.problems((*hooks.LAUNCH, *hooks.SCHEDULER)):
-        raise RuntimeError(missing[0])
+    hooks.install((*hooks.LAUNCH, *hooks.SCHEDULER))
     from sglang_hybrid.adapter.factory import create_cache
 
     return create_cache(ctx, record.config_of(ctx.server_args))

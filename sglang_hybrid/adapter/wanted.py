@@ -11,13 +11,11 @@ from sglang_hybrid.core.checkpoints import Kind
 from sglang_hybrid.core.ends import KnownEnds
 from sglang_hybrid.core.forks import ForkIndex
 from sglang_hybrid.core.pages import PAGE_TOKENS, Hashes, PageChain, namespace_of
+from sglang_hybrid.core.track_plan import Place
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.radix_cache import RadixKey
-
-Place = tuple[int, Kind]
-"""Depth in tokens, and what the checkpoint there will be."""
 
 
 def chain_of(req: Req) -> PageChain:

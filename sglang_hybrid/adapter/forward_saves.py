@@ -1,0 +1,203 @@
+"""What one prefill forward saves: states inside its rows and states at their ends.
+
+The scheduler plans a forward's saves with its batch (`adapter.saving`); the layers write
+them while the forward runs (`adapter.saving_layers`). Slots and indices stay on the
+device, and nothing here waits for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.layers.attention import hybrid_linear_attn_backend
+from sglang.srt.utils import is_pin_memory_available
+from torch import Tensor
+
+from sglang_hybrid.core.track_plan import TrackPlan
+from sglang_hybrid.kernels.scatter_checkpoints import scatter_checkpoints
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
+
+
+class ForwardSaves:
+    """The saves of one forward.
+
+    Args:
+        pool: SGLang's request pool, which knows the state pool.
+        plan: filled by whoever builds the batch, before `begin`.
+
+    Attributes:
+        inputs: (tokens, dim) what the running layer's convolution was given.
+        rows, ends: (n,) int64 on the device: row and flattened position of each state.
+        chunks, starts, lengths: (n,) int64: the chunk state each goes on from, the
+            first token behind it and how many follow.
+    """
+
+    rows: Tensor
+    ends: Tensor
+    chunks: Tensor
+    starts: Tensor
+    lengths: Tensor
+    inputs: Tensor
+
+    def __init__(self, pool: HybridReqToTokenPool, plan: TrackPlan) -> None:
+        self.plan = plan
+        self._pool = pool
+        self._slots: list[Tensor] = []
+        self._end_sources: list[Tensor] = []
+        self._end_slots: list[Tensor] = []
+        self._layers_written = 0
+        self._ends_written = False
+
+    # ---- built with the batch ----
+
+    def add_inside(self, slot: Tensor) -> None:
+        """The slot, int64 of shape [1], of the next state of the plan."""
+        self._slots.append(slot)
+
+    def add_end(self, running: Tensor, slot: Tensor) -> None:
+        """Copy what is in slot ``running`` when the forward ends; both of shape [1]."""
+        self._end_sources.append(running)
+        self._end_slots.append(slot)
+
+    def __bool__(self) -> bool:
+        return bool(self._slots or self._end_slots)
+
+    # ---- while the forward runs ----
+
+    @property
+    def has_inside(self) -> bool:
+        return bool(self._slots)
+
+    def begin(self) -> None:
+        """Bring the plan to the device, in one copy."""
+        plan, count = self.plan, len(self.plan)
+        if not count:
+            return
+        assert count == len(self._slots), (count, len(self._slots))
+        lengths = [end - start for end, start in zip(plan.ends, plan.starts, strict=True)]
+        columns = (plan.rows, plan.ends, plan.chunks, plan.starts, lengths, plan.window_index)
+        values = [value for column in columns for value in column] + plan.window_rows
+        device = self._slots[0].device
+        packed = torch.tensor(
+            values, dtype=torch.int64, pin_memory=is_pin_memory_available(device)
+        ).to(device, non_blocking=True)
+        self.rows, self.ends, self.chunks, self.starts, self.lengths, self._window_index = packed[
+            : len(columns) * count
+        ].view(len(columns), count)
+        self._window_rows = packed[len(columns) * count :]
+        self._targets = self._pool.translate_mamba_indices(torch.cat(self._slots))
+
+    def windows_before(self, conv_pool: Tensor, running: Tensor) -> Tensor | None:
+        """The convolution states, before the layer, of rows that need them.
+
+        Args:
+            conv_pool: (slots, dim, window).
+            running: (rows,) slot of each row's running state.
+
+        Returns:
+            (rows that need it, dim, window), or None where no row does.
+        """
+        if not self.plan.window_rows:
+            return None
+        return conv_pool[running[self._window_rows].long()]
+
+    def write_layer(
+        self,
+        conv_pool: Tensor,
+        ssm_pool: Tensor,
+        query_start_loc: Tensor,
+        states: Tensor,
+        windows: Tensor | None,
+    ) -> None:
+        """Write one layer's states to their slots, with the windows of `inputs`.
+
+        Args:
+            states: (n, *state) after the tokens before `ends`.
+            windows: of `windows_before`.
+        """
+        scatter_checkpoints(
+            conv_pool,
+            ssm_pool,
+            self.inputs,
+            query_start_loc,
+            self._targets,
+            self.rows,
+            self.ends,
+            self._targets,
+            torch.arange(len(self.plan)),
+            states,
+            windows,
+            self._window_index,
+        )
+        del self.inputs
+        self._layers_written += 1
+
+    def copy_ends(self) -> None:
+        """The forward has run: copy the running states, by SGLang's kernel of decode."""
+        if not self._end_slots:
+            return
+        translate = self._pool.translate_mamba_indices
+        sources = translate(torch.cat(self._end_sources))
+        targets = translate(torch.cat(self._end_slots))
+        states = self._pool.mamba_pool.mamba_cache
+        if len(states.conv) == 1 and not self._pool.mamba_pool._slot_siblings:
+            hybrid_linear_attn_backend.track_mamba_states_all_layers(
+                states.conv[0],
+                states.temporal,
+                sources,
+                torch.ones(len(sources), dtype=torch.bool, device=sources.device),
+                targets,
+                len(sources),
+            )
+        else:  # several states to a slot: a copy through temporaries, so one state at a time
+            for source, target in zip(sources.split(1), targets.split(1), strict=True):
+                self._pool.mamba_pool.copy_from(source, target)
+        self._ends_written = True
+
+    # ---- afterwards ----
+
+    @property
+    def inside_written(self) -> bool:
+        """Whether every state layer has written; a forward replayed from a graph has not."""
+        return self._layers_written == len(self._pool.mamba_map)
+
+    @property
+    def ends_written(self) -> bool:
+        return self._ends_written
+
+
+class _Active:
+    """The saves of the forward that runs; SGLang runs one at a time per process."""
+
+    saves: ForwardSaves | None = None
+
+
+def active() -> ForwardSaves | None:
+    """The saves inside rows that the running forward has to write; mostly None."""
+    return _Active.saves
+
+
+def attach(forward_batch: Any, _cls: type, batch: Any, *args: Any, **kwargs: Any) -> None:
+    """Hook after `ForwardBatch.init_new`: hand the saves of a batch to its forward, once."""
+    saves = batch.__dict__.pop("hybrid_saves", None)
+    if saves is not None:
+        forward_batch.hybrid_saves = saves
+
+
+def forward(original: Any, runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Hook around `ModelRunner.forward`."""
+    saves: ForwardSaves | None = getattr(forward_batch, "hybrid_saves", None)
+    if saves is None:
+        return original(runner, forward_batch, *args, **kwargs)
+    if saves.has_inside:
+        saves.begin()
+        _Active.saves = saves
+    try:
+        result = original(runner, forward_batch, *args, **kwargs)
+    finally:
+        _Active.saves = None
+    saves.copy_ends()
+    return result
