@@ -17,6 +17,7 @@ class Counters:
     """
 
     requests: int = 0
+    prefill_passes: int = 0  # forwards that computed a part of a prompt, per request
     prompt_tokens: int = 0
     hit_tokens: int = 0
     lost_tokens: int = 0  # their KV was there, a state was not

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_hybrid.adapter import hooks, names, record, serving, validation
+from sglang_hybrid.config import SOURCE
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ def check_server_args(_result: None, server_args: Any) -> None:
     _check_installation(server_args, names.all_names())
     _refuse(server_args, validation.input_problem(server_args))
     _refuse(server_args, validation.resolved_problem(resolving_view(server_args)))
-    _track_on_checkpoint_grid(server_args)
+    _check_where_states_are_kept(server_args)
     serving.register_backend()
     record.update_notes(
         server_args, config=record.config_of(server_args).model_dump(), validated=True
@@ -77,24 +78,48 @@ def _refuse(server_args: Any, problem: str | None) -> None:
         record.fail(server_args, problem)
 
 
-def _track_on_checkpoint_grid(server_args: Any) -> None:
+def _check_where_states_are_kept(server_args: Any) -> None:
+    """Settle with SGLang's flags at which tokens states are kept."""
+    from sglang.srt.arg_groups.overrides import mamba_extra_buffer_of, resolving_view
+
+    view = resolving_view(server_args)
+    mode = record.config_of(server_args).branch_checkpoint
+    is_buffered = mamba_extra_buffer_of(view)
+    has_interval = record.explicitly_set(server_args, "mamba_track_interval", 256)
+    if mode == "chunk" and not is_buffered:
+        record.fail(
+            server_args,
+            f'{SOURCE}: branch_checkpoint = "chunk" cannot be used with '
+            "--mamba-radix-cache-strategy no_buffer, whose forward keeps no states on a grid; "
+            'allowed: "exact", "split"; choose one of them, or the strategy extra_buffer',
+        )
+    if mode == "split" and view.chunked_prefill_size is not None and view.chunked_prefill_size <= 0:
+        record.fail(
+            server_args,
+            f"--chunked-prefill-size {view.chunked_prefill_size} cannot be used with "
+            f'branch_checkpoint "split" of {SOURCE}, which continues prefills in chunks; '
+            "allowed: a positive chunk size; remove --chunked-prefill-size, or use "
+            'branch_checkpoint "exact"',
+        )
+    if mode != "chunk" and is_buffered and has_interval:
+        record.fail(
+            server_args,
+            f"--mamba-track-interval {view.mamba_track_interval} has no meaning with "
+            f'branch_checkpoint "{mode}", which keeps the end of every sequence; allowed: without '
+            f'--mamba-track-interval; remove it, or set branch_checkpoint to "chunk" in {SOURCE}',
+        )
+    if mode == "chunk" and not has_interval:
+        _track_on_checkpoint_grid(server_args, view)
+
+
+def _track_on_checkpoint_grid(server_args: Any, view: Any) -> None:
     """Let decode keep states at every point where the tree can name one.
 
     SGLang's default interval is 256 tokens, so that a follow-up turn could lose up to
     255 tokens of the answer.
     """
-    from sglang.srt.arg_groups.overrides import (
-        declare_resolution,
-        mamba_cache_chunk_size,
-        mamba_extra_buffer_of,
-        resolving_view,
-    )
+    from sglang.srt.arg_groups.overrides import declare_resolution, mamba_cache_chunk_size
 
-    view = resolving_view(server_args)
-    if not mamba_extra_buffer_of(view):
-        return
-    if record.explicitly_set(server_args, "mamba_track_interval", 256):
-        return
     grid = math.lcm(mamba_cache_chunk_size(server_args), view.page_size)
     if view.mamba_track_interval != grid:
         declare_resolution(server_args, "sglang_hybrid", mamba_track_interval=grid)

@@ -234,7 +234,7 @@ class HybridMambaComponent(ViewDriven, MambaComponent):
         rest = self.cache.prefill_target(req) - token_ids_len
         is_middle = rest > 0
         # What is left of the prompt may be too short for the forward to keep a state.
-        is_last = tracked and rest < (self.mamba_checkpoint_grid if self.cache.saver is None else 1)
+        is_last = tracked and rest < self.cache.checkpoint_grid
         depth = (req.kv.mamba_last_track_seqlen or 0) if tracked else token_ids_len
         if depth == req.mamba_branching_seqlen:
             kind, setting = req.hybrid_branch_kind, "always"

@@ -274,17 +274,39 @@ METRICS: tuple[Metric, ...] = (
         _counter("evicted_unused"),
     ),
     Metric(
+        "prefill_passes",
+        "counter",
+        "Forwards that computed a part of a prompt, per request.",
+        "Over the requests: how often prefills go on in another pass, by chunks or cuts.",
+        _counter("prefill_passes"),
+    ),
+    Metric(
+        "rounded_checkpoints",
+        "counter",
+        "Checkpoints taken at the page boundary before the wanted token.",
+        "Many: a smaller --page-size hits deeper.",
+        _counter("rounded_checkpoints"),
+    ),
+    Metric(
+        "unwritten_checkpoints",
+        "counter",
+        "Checkpoints dropped because the forward did not write their state.",
+        "Grows: prefill runs from a graph that captured the state layers; set branch_checkpoint "
+        "to split.",
+        _counter("unwritten_checkpoints"),
+    ),
+    Metric(
         "branch_cuts",
         "counter",
-        "Prefills cut at a wanted checkpoint (no_buffer).",
+        "Prefills cut at a wanted checkpoint (branch_checkpoint split).",
         "One per such checkpoint.",
         _counter("branch_cuts"),
     ),
     Metric(
         "branch_waits",
         "counter",
-        "Times a request waited a round for another's cut (no_buffer).",
-        "Large against the requests: extra_buffer avoids the wait.",
+        "Times a request waited a round for another's cut (branch_checkpoint split).",
+        "Large against the requests: branch_checkpoint exact avoids the wait.",
         _counter("branch_waits"),
     ),
     Metric(

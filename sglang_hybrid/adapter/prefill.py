@@ -20,7 +20,8 @@ class HybridPrefillAdder(PrefillAdder):
     @property
     def _cuts(self) -> bool:
         saver = self.tree_cache.saver
-        return saver is not None and saver.cuts
+        # Without chunked prefill nothing could go on with the rest.
+        return saver is not None and saver.cuts and self.rem_chunk_tokens is not None
 
     def _select_prefill_admission(
         self, req, *, truncation_align_size, has_chunked_req=False, **kwargs
@@ -64,6 +65,7 @@ class HybridPrefillAdder(PrefillAdder):
         super()._commit_prefill_admission(req, admission, mamba_gap_reserve)
         if self.tree_cache.keeps_one_state:
             self.tree_cache.plan_chunk(req, req.extend_end)
+        self.tree_cache.counters.prefill_passes += 1
         self.tree_cache.on_admitted(req)
 
     def add_chunked_req(self, req):
@@ -74,7 +76,9 @@ class HybridPrefillAdder(PrefillAdder):
                 self.chunked_req_limit = limit
         if cache.keeps_one_state:
             self.mamba_chunk_grid = cache.checkpoint_grid
+        waiting = len(self.can_run_list)
         rest = super().add_chunked_req(req)
+        cache.counters.prefill_passes += len(self.can_run_list) - waiting
         if cache.keeps_one_state:
             cache.plan_chunk(req, req.extend_end)
         elif branch is not None and branch == req.extend_end:

@@ -7,7 +7,6 @@ statement of the admission rules, for `hybrid-marconi verify` to compare with.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,7 +14,8 @@ from typing import Any, Literal
 STATE_KEY = "hybrid_marconi"
 """Key of our cache in every entry of `internal_states` of `/server_info`."""
 
-STRATEGIES = ("no_buffer", "extra_buffer", "extra_buffer_lazy")
+MODES = ("exact", "split", "chunk")
+"""Values of `branch_checkpoint`."""
 
 
 class UnsupportedServer(ValueError):
@@ -27,42 +27,31 @@ class ServerTraits:
     """What decides which states a server keeps.
 
     Attributes:
-        strategy: value of `--mamba-radix-cache-strategy`.
+        mode: `branch_checkpoint` in force.
         page_size: tokens per page of KV.
         checkpoint_grid: tokens between states that a prefill can keep, counted from
-            the first token it computes; 1 under `no_buffer`.
-        track_grid: tokens between states that decoding keeps, counted from the start
-            of the sequence; 1 under `no_buffer`.
+            the first token it computes.
+        decode_grid: tokens between states that a sequence can end with, counted from
+            its start.
         chunk_tokens: tokens of one prefill chunk; None if prefill is not chunked.
         min_gain_tokens, prompt_end, chunk_boundary: as in `--cache-config`, or as the
             tuner of the server has put in force.
         max_prompt_tokens: the longest prompt that the server accepts.
     """
 
-    strategy: str
+    mode: str = "exact"
     page_size: int = 1
     checkpoint_grid: int = 1
-    track_grid: int = 1
+    decode_grid: int = 1
     chunk_tokens: int | None = None
     min_gain_tokens: int = 128
     prompt_end: Literal["auto", "always", "never"] = "auto"
     chunk_boundary: Literal["first_victims", "never"] = "first_victims"
     max_prompt_tokens: int = 1 << 20
 
-    @property
-    def is_buffered(self) -> bool:
-        """Whether the forward keeps states by itself, on a grid."""
-        return self.strategy != "no_buffer"
-
     @classmethod
-    def from_server_info(cls, info: Mapping[str, Any], grid: int | None = None) -> ServerTraits:
-        """Traits of a server with our cache.
-
-        Args:
-            info: reply of `/server_info`.
-            grid: checkpoint grid in tokens, where the server does not tell it. The
-                interval of decode checkpoints equals it unless
-                `--mamba-track-interval` was set by hand.
+    def from_server_info(cls, info: Mapping[str, Any]) -> ServerTraits:
+        """Traits of a server with our cache, by its reply of `/server_info`.
 
         Raises:
             UnsupportedServer: not our cache, or requests may go to different caches.
@@ -74,15 +63,15 @@ class ServerTraits:
                 "internal_states of /server_info); start it with that flag, or use --any-cache "
                 "to check only that hits and misses agree"
             )
-        strategy = info["mamba_radix_cache_strategy"]
-        if strategy not in STRATEGIES:
+        mode, page, chunk = (
+            status["branch_checkpoint"],
+            info["page_size"],
+            info["chunked_prefill_size"],
+        )
+        if mode not in MODES:
             raise UnsupportedServer(
-                f"unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}"
+                f"unknown branch_checkpoint {mode!r}; known: {', '.join(MODES)}"
             )
-        page, chunk = info["page_size"], info["chunked_prefill_size"]
-        interval = info.get("mamba_track_interval") or 256
-        grid = grid or status.get("checkpoint_grid") or math.lcm(interval, page)
-        buffered = strategy != "no_buffer"
         config = dict(status["config"])
         # A tuned server may have stopped keeping what admission does not ask for.
         if not (status.get("tuning") or {}).get("first_victims", True):
@@ -90,10 +79,10 @@ class ServerTraits:
             if config["prompt_end"] == "auto":
                 config["prompt_end"] = "never"
         return cls(
-            strategy=strategy,
+            mode=mode,
             page_size=page,
-            checkpoint_grid=grid if buffered else 1,
-            track_grid=math.lcm(grid, interval) if buffered else 1,
+            checkpoint_grid=status["checkpoint_grid"],
+            decode_grid=status["decode_grid"],
             chunk_tokens=chunk if chunk and chunk > 0 else None,
             min_gain_tokens=config["min_gain_tokens"],
             prompt_end=config["prompt_end"],
@@ -144,9 +133,9 @@ class ExpectedCache:
 
         Args:
             prompt: token ids.
-            output: token ids that the server has sampled; at least two, because under
-                `no_buffer` a request that ends with its prefill hands its state over
-                without a copy at the prompt's end.
+            output: token ids that the server has sampled; at least two, because a request
+                that ends with its prefill hands its state over without a copy at the
+                prompt's end.
         """
         prompt, sequence = tuple(prompt), (*prompt, *output)
         # The last token must be computed, so that there is something to sample from.
@@ -187,26 +176,28 @@ class ExpectedCache:
             self._on_page(len(known)) > kv_hit and known[:kv_hit] == prompt[:kv_hit]
             for known in self._kv
         )
-        # The forward keeps one state: where nothing parts, the prompt's end has it.
-        return kv_hit if goes_on or not self.traits.is_buffered else None
+        # A forward that keeps one state keeps, where nothing parts, the prompt's end.
+        return kv_hit if goes_on or self.traits.mode != "chunk" else None
 
     def _prefill(self, prompt: tuple[int, ...], start: int, branch: int | None) -> int:
         """Keep the states of a prefill; the depth of the one left at its end, or 0."""
-        length, tail = len(prompt), 0
+        length, tail, mode = len(prompt), 0, self.traits.mode
         while start < length:
             end = self._chunk_end(start, length)
             cut = self._reachable(start, branch) if branch is not None else start
-            if self.traits.is_buffered:
-                kept = self._reachable(start, end)
-                if start < cut < end:
-                    kept = cut
-            else:
-                kept = end = cut if start < cut < end else end
+            is_inside = start < cut < end
+            if is_inside and mode == "split":
+                end = cut
+            kept = self._reachable(start, end)
+            if is_inside and mode == "exact":
+                self._states.add(prompt[:cut])
+            elif is_inside and mode == "chunk":
+                kept = cut
             # What is left may be too short for the forward to keep another state.
             is_last = length - end < self.traits.checkpoint_grid
             if kept > start and self._keeps(kept == cut, is_last=is_last):
                 self._states.add(prompt[:kept])
-            if self.traits.is_buffered and is_last and kept > start:
+            if is_last and kept > start:
                 tail = kept if kept != cut else 0
             start = end
         return tail
@@ -222,5 +213,5 @@ class ExpectedCache:
 
     def _decode_end(self, prompt_tokens: int, computed: int) -> int:
         """Depth of the last state that decoding leaves behind; 0 if there is none."""
-        depth = computed - computed % self.traits.track_grid
+        depth = computed - computed % self.traits.decode_grid
         return depth if depth > prompt_tokens else 0

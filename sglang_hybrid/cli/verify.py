@@ -119,7 +119,7 @@ class Verifier:
 
     def _conversation(self) -> None:
         """Three turns, each continued from the tokens that the server sampled."""
-        grid = self.traits.track_grid if self.traits else 64
+        grid = self.traits.decode_grid if self.traits else 64
         steps = -(-(200 + self._unit) // grid)
         # Just before a point where decoding keeps a state, so that few tokens reach it.
         prompt = self._tokens(steps * grid - 4 if grid > 1 else 200)
@@ -192,11 +192,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="accept any number of cached tokens; for servers with another cache",
     )
     add(
-        "--grid",
-        type=int,
-        help="checkpoint grid in tokens, where --mamba-track-interval was set by hand",
-    )
-    add(
         "--max-prompt-tokens",
         type=int,
         default=4096,
@@ -216,7 +211,7 @@ def run(args: argparse.Namespace) -> int:
         info = client.info()
         if (info.get("dp_size") or 1) > 1:
             raise VerifyError("the server has --dp-size > 1; verify needs a server with one cache")
-        traits = None if args.any_cache else ServerTraits.from_server_info(info, args.grid)
+        traits = None if args.any_cache else ServerTraits.from_server_info(info)
         longest = min(args.max_prompt_tokens, prompt_limit(info) - OUTPUT_TOKENS)
         verifier = Verifier(client, traits, args.tolerance, longest, rows=rows)
         with console.status("sending prompts"):

@@ -37,7 +37,9 @@ def status(tuning=None, **counters):
     """What a server says of one cache; ``counters`` not given are 0."""
     return {
         "config": {"policy": "auto" if tuning else "utility"},
-        "checkpoint_grid": 64,
+        "branch_checkpoint": "exact",
+        "checkpoint_grid": 1,
+        "decode_grid": 1,
         "counters": {**dict.fromkeys(COUNTERS, 0), **counters},
         "live": {**dict.fromkeys(KINDS, 0), "branch": 3},
         "state_bytes": 1 << 20,

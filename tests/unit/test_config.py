@@ -29,6 +29,7 @@ def test_defaults():
         "min_gain_tokens": 128,
         "ghost_forks": True,
         "system_end": True,
+        "branch_checkpoint": "exact",
         "prompt_end": "auto",
         "chunk_boundary": "first_victims",
         "bucket_width": 0.25,

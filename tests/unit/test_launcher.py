@@ -12,6 +12,7 @@ from tiny_models import write_attention_only, write_hybrid, write_hybrid_without
 
 SCRIPT = Path(__file__).with_name("launcher_cases.py")
 CACHE = ("--cache", "hybrid-marconi")
+CHUNK = '{"branch_checkpoint": "chunk"}'
 
 # Command line after the model: parts of the one line that the user sees.
 REFUSED = {
@@ -64,6 +65,21 @@ REFUSED = {
         "no_buffer with the overlap schedule",
         "--disable-overlap-schedule",
     ],
+    (*CACHE, "--disable-overlap-schedule", "--cache-config", CHUNK): [
+        'branch_checkpoint = "chunk"',
+        "no_buffer",
+        'allowed: "exact", "split"',
+    ],
+    (*CACHE, "--mamba-track-interval", "128"): [
+        "--mamba-track-interval 128",
+        '"exact"',
+        "without --mamba-track-interval",
+    ],
+    (*CACHE, "--chunked-prefill-size", "-1", "--cache-config", '{"branch_checkpoint": "split"}'): [
+        "--chunked-prefill-size -1",
+        '"split"',
+        "a positive chunk size",
+    ],
     (*CACHE, "--mamba-radix-cache-strategy", "extra_buffer", "--page-size", "48"): [
         "SGLang refuses",
         "mamba_track_interval % view.page_size == 0",
@@ -103,6 +119,7 @@ def named_cases(folder):
     yaml.write_text("cache: hybrid-marconi\ncache-config:\n  policy: marconi\n  alpha: 3\n")
     model = ["--model-path", hybrid]
     ours = [*model, *CACHE]
+    chunk = [*ours, "--cache-config", CHUNK]
     engine = {"model_path": hybrid, "radix_cache_backend": "hybrid-marconi"}
     cases = {flags: {"argv": [*model, *flags]} for flags in REFUSED}
     cases |= {
@@ -122,10 +139,13 @@ def named_cases(folder):
         "config": {"argv": [*ours, "--cache-config", '{"policy": "marconi", "alpha": 2}']},
         "yaml": {"argv": [*model, "--config", str(yaml)]},
         "no_buffer": {"argv": [*ours, "--disable-overlap-schedule"]},
-        "page": {"argv": [*ours, "--page-size", "128"]},
-        "interval": {"argv": [*ours, "--mamba-track-interval", "256"]},
+        "chunk": {"argv": chunk},
+        "chunk page": {"argv": [*chunk, "--page-size", "128"]},
+        "chunk interval": {"argv": [*chunk, "--mamba-track-interval", "256"]},
         "engine": {"engine": {**engine, "cache_config": {"policy": "lru"}}},
-        "engine interval": {"engine": {**engine, "mamba_track_interval": 256}},
+        "engine interval": {
+            "engine": {**engine, "cache_config": CHUNK, "mamba_track_interval": 256}
+        },
         "stock": {"argv": model},
         "stock interval": {"argv": [*model, "--mamba-track-interval", "512"]},
         "stock version": {"argv": model, "sabotage": "version"},
@@ -206,10 +226,10 @@ def test_config_reaches_the_other_processes(outcomes, case, policy, alpha):
 @pytest.mark.parametrize(
     ("case", "strategy", "interval"),
     [
-        ("ours", "extra_buffer", 64),
-        ("page", "extra_buffer", 128),
-        ("engine", "extra_buffer", 64),
-        ("interval", "extra_buffer", 256),
+        ("ours", "extra_buffer", 256),
+        ("chunk", "extra_buffer", 64),
+        ("chunk page", "extra_buffer", 128),
+        ("chunk interval", "extra_buffer", 256),
         ("engine interval", "extra_buffer", 256),
         ("no_buffer", "no_buffer", 256),
         ("stock", "extra_buffer", 256),

@@ -24,9 +24,14 @@ class FakeServer(ThreadingHTTPServer):
         self.caches = {}
 
     def info(self):
-        status = {"config": CONFIG, "counters": dict.fromkeys(verify._PRESSURE, 0)}
+        status = {
+            "config": CONFIG,
+            "branch_checkpoint": "exact",
+            "checkpoint_grid": 1,
+            "decode_grid": 1,
+            "counters": dict.fromkeys(verify._PRESSURE, 0),
+        }
         return {
-            "mamba_radix_cache_strategy": "no_buffer",
             "page_size": 1,
             "chunked_prefill_size": 512,
             "max_req_input_len": 4000,
