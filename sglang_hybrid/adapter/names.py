@@ -22,6 +22,8 @@ ALLOW_UNSUPPORTED_ENV = "SGLANG_HYBRID_ALLOW_UNSUPPORTED"
 
 SERVER_ARGS = "sglang.srt.server_args:ServerArgs"
 _COMPONENTS = "sglang.srt.mem_cache.unified_cache.components"
+_BATCH = "sglang.srt.managers.schedule_batch"
+_LAYERS = "sglang.srt.layers.attention"
 _TREE = "sglang.srt.mem_cache.unified_cache.unified_tree_core:UnifiedTreeCore"
 
 
@@ -121,12 +123,14 @@ NAMES: tuple[Name, ...] = (
         "sglang.srt.mem_cache.memory_pool:HybridReqToTokenPool",
         {
             "donate_mamba_ping_pong_slot": "self req new_slot",
+            "set_mamba_ping_pong_slot": "self req idx value",
             "get_mamba_ping_pong_other_idx": "self mamba_next_track_idx",
             "translate_mamba_indices": "self mamba_indices",
         },
     ),
     *_of(
-        "sglang.srt.mem_cache.memory_pool:MambaPool", {"copy_from": "self src_indices dst_indices"}
+        "sglang.srt.mem_cache.memory_pool:MambaPool",
+        {"copy_from": "self src_indices dst_indices", "register_slot_state": "self state"},
     ),
     *_of(
         "sglang.srt.mem_cache.allocator.mamba:MambaSlotAllocator",
@@ -139,6 +143,42 @@ NAMES: tuple[Name, ...] = (
             "swa_host_hit_length truncation_align_size has_chunked_req",
             "_commit_prefill_admission": "self req admission mamba_gap_reserve",
             "add_chunked_req": "self req",
+        },
+    ),
+    *_of(
+        _BATCH,
+        {
+            "ScheduleBatch.prepare_for_extend": "self",
+            "ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend": "self req",
+            "_MambaRadixCacheV2TrackEntry": "track_mask track_position track_seqlen",
+            "mamba_track_grid": "tree_page",
+        },
+    ),
+    *_of(
+        "sglang.srt.managers.scheduler_components.batch_result_processor",
+        {"mamba_track_grid": "tree_page"},
+    ),
+    *_of(
+        "sglang.srt.model_executor.forward_batch_info:ForwardBatch",
+        {"init_new": None},
+    ),
+    *_of(
+        "sglang.srt.model_executor.model_runner:ModelRunner",
+        {"forward": None},
+    ),
+    *_of(
+        f"{_LAYERS}.hybrid_linear_attn_backend",
+        {
+            "track_mamba_states_all_layers": "conv_states_pool ssm_states_pool cache_indices "
+            "mamba_track_mask mamba_track_indices batch_size check_freed_slots",
+            "Mamba2AttnBackend": None,
+        },
+    ),
+    *_of(
+        f"{_LAYERS}.mamba.mamba:MambaMixer2",
+        {
+            "forward": "self hidden_states output layer_cache metadata mup_vector "
+            "use_triton_causal_conv"
         },
     ),
     *_of(

@@ -40,7 +40,7 @@ class FakeServer(ThreadingHTTPServer):
         }
 
     def answer(self, body):
-        traits = ServerTraits("no_buffer", min_gain_tokens=1, chunk_tokens=512)
+        traits = ServerTraits("exact", min_gain_tokens=1, chunk_tokens=512)
         cache = self.caches.setdefault(body["extra_key"], ExpectedCache(traits))
         first = sum(body["input_ids"]) % 90
         tokens = [33 + (first + i) % 90 for i in range(body["sampling_params"]["max_new_tokens"])]
