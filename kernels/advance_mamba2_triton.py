@@ -73,7 +73,10 @@ def _advance_mamba2_kernel(
         step = tl.where(valid, step, 0.0)
         log_decay = step * a
         total = tl.sum(log_decay, axis=0)
-        weights = tl.exp(total - tl.cumsum(log_decay, axis=0)) * step
+        # Summed from the end: the difference to the total would lose the small decays of the last
+        # tokens, which weigh most, in the rounding of large sums.
+        later = tl.cumsum(log_decay, axis=0, reverse=True) - log_decay
+        weights = tl.exp(later) * step
         inputs = tl.load(
             x + tokens[None, :] * stride_x_token + dims[:, None] * stride_x_dim,
             mask=valid[None, :] & (dims[:, None] < head_dim),

@@ -14,6 +14,10 @@ from .shapes import DeltaShape, Mamba2Shape
 
 Case = dict[str, Any]
 
+# Log of how much decays are slowed down: a state that forgets within a few tokens would hide errors
+# of the boundary state and of early tokens.
+SLOW = 3.0
+
 
 class Maker:
     """Random tensors of one device; `strided` ones have gaps along every axis."""
@@ -55,7 +59,7 @@ def mamba2_case(
         **positions(make, n, boundaries, tokens, shape.chunk),
         "x": make.normal(1, tokens, shape.heads, shape.head_dim, dtype=dtype),
         "dt": make.normal(1, tokens, shape.heads, dtype=dtype),
-        "A": -torch.exp(make.normal(shape.heads)),
+        "A": -torch.exp(make.normal(shape.heads) - SLOW),
         "B": make.normal(1, tokens, shape.groups, shape.d_state, dtype=dtype),
         "dt_bias": make.normal(shape.heads, dtype=dtype).contiguous(),
         "dt_softplus": True,
@@ -86,7 +90,7 @@ def gdn_case(
         **positions(make, n, boundaries, tokens, shape.chunk),
         "k": make.normal(1, tokens, shape.key_heads, shape.key_dim, dtype=dtype),
         "v": make.normal(1, tokens, shape.value_heads, shape.value_dim, dtype=dtype),
-        "g": -torch.exp(make.normal(1, tokens, shape.value_heads)),
+        "g": -torch.exp(make.normal(1, tokens, shape.value_heads) - SLOW),
         "beta": torch.sigmoid(make.normal(1, tokens, shape.value_heads)),
         "use_qk_l2norm_in_kernel": True,
     }
@@ -113,7 +117,7 @@ def kda_case(
         "a": make.normal(1, tokens, shape.key_heads, shape.key_dim, dtype=dtype),
         "beta": make.normal(1, tokens, shape.value_heads, dtype=dtype),
         "beta_is_raw": True,
-        "A_log": make.normal(shape.key_heads).contiguous(),
+        "A_log": (make.normal(shape.key_heads) - SLOW).contiguous(),
         "dt_bias": make.normal(shape.key_heads * shape.key_dim).contiguous(),
         "lower_bound": lower_bound,
     }
@@ -159,6 +163,7 @@ def scatter_case(
     transposed: bool = False,
     with_states: bool = True,
     with_windows: bool = True,
+    rounded_states: bool = False,
 ) -> Case:
     """`per_row` checkpoints in each of the rows, two rows of padding behind them.
 
@@ -168,6 +173,8 @@ def scatter_case(
     Args:
         transposed: the convolution pool is stored (slots, history, dim), as KDA's.
         with_states: else every checkpoint lies at the end of its row.
+        rounded_states: states have values that bfloat16 can hold. Triton's interpreter rounds to
+            that type towards zero, where a GPU and torch round to nearest.
     """
     count, n = len(lengths), len(lengths) * per_row
     bounds = [sum(lengths[:i]) for i in range(count + 1)]
@@ -197,6 +204,9 @@ def scatter_case(
     state_index = make.shuffled(n).masked_fill(ends == last, -1)
     window_index = torch.where((ends - first < history) & (make.integers(0, 3, n) > 0), rows, -1)
     padded = [*bounds, bounds[-1], bounds[-1]]
+    states = torch.randn(n, *state_shape, generator=make.generator, device=make.device)
+    if rounded_states:
+        states = states.bfloat16().float()
     return {
         "conv_pool": conv_pool,
         "ssm_pool": ssm_pool,
@@ -207,7 +217,7 @@ def scatter_case(
         "ends": ends,
         "slots": slots,
         "state_index": state_index,
-        "states": Maker(1, make.device).normal(n, *state_shape) if with_states else None,
+        "states": states if with_states else None,
         "windows": make.normal(count, dim, history, dtype=dtype) if with_windows else None,
         "window_index": window_index if with_windows else None,
     }
