@@ -164,6 +164,7 @@ def scatter_case(
     with_states: bool = True,
     with_windows: bool = True,
     rounded_states: bool = False,
+    spare_slots: int = 2,
 ) -> Case:
     """`per_row` checkpoints in each of the rows, two rows of padding behind them.
 
@@ -178,7 +179,7 @@ def scatter_case(
     """
     count, n = len(lengths), len(lengths) * per_row
     bounds = [sum(lengths[:i]) for i in range(count + 1)]
-    total = count + n + 2
+    total = count + n + spare_slots
     order = make.shuffled(total)
     slots = order[count : count + n].clone()
     slots[make.integers(0, 4, n) == 0] = -1

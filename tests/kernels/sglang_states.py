@@ -24,7 +24,6 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from bench.gpu import checkpoint_cases as cases
-from bench.gpu import recurrences
 from bench.gpu.shapes import DeltaShape, Mamba2Shape
 
 # Tuning measures time on a device: keep each kernel's first configuration instead.
@@ -178,9 +177,7 @@ def kda(lower_bound: float | None) -> dict[str, float]:
     # The interpreter cannot run the kernel of the outputs, and states do not need it.
     sglang_kda.chunk_gla_fwd_o_gk = lambda **args: args["o"]
     shape = DeltaShape(1, 1, 64, 64, per_channel=True)
-    case = cases.kda_case(
-        cases.Maker(7), shape, 1, 150, torch.float16, torch.float32, lower_bound
-    )
+    case = cases.kda_case(cases.Maker(7), shape, 1, 150, torch.float16, torch.float32, lower_bound)
     # The kernels keep inverse decays of up to 16 tokens in the activations' type: in float16 only
     # slow decays fit, log decays of less than 0.5 per token.
     case["A_log"] += cases.SLOW if lower_bound else -1
@@ -214,11 +211,11 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_num_threads(1)
     errors = {
-        f"mamba2 {name} {str(dtype)[6:]}": mamba_scan(initial, dtype)
-        for name, initial in (("fresh", False), ("resumed", True))
-        for dtype in (torch.float32, torch.float16)
+        "mamba2 fresh": mamba_scan(False, torch.float32),
+        "mamba2 resumed": mamba_scan(True, torch.float32),
+        "mamba2 float16": mamba_scan(True, torch.float16),
+        "gdn": gdn(),
+        "kda softplus": kda(None),
+        "kda bounded": kda(-0.5),
     }
-    errors["gdn"] = gdn()
-    errors["kda softplus"] = kda(None)
-    errors["kda bounded"] = kda(-0.5)
     print(json.dumps(errors))
