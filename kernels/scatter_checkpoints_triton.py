@@ -45,42 +45,42 @@ def _scatter_checkpoints_kernel(
     row = tl.load(rows + checkpoint).to(tl.int64)
     if block < state_blocks:
         offsets = block * BLOCK_STATE + tl.arange(0, BLOCK_STATE)
-        inside = offsets < state_size
+        in_state = offsets < state_size
         given = tl.load(state_index + checkpoint).to(tl.int64)
         if given >= 0:
             source = states + given * stride_states_row
-            value = tl.load(source + offsets, mask=inside).to(ssm_pool.dtype.element_ty)
+            state = tl.load(source + offsets, mask=in_state).to(ssm_pool.dtype.element_ty)
         else:
             working = tl.load(working_slots + row).to(tl.int64)
-            value = tl.load(ssm_pool + working * stride_ssm_slot + offsets, mask=inside)
-        tl.store(ssm_pool + slot * stride_ssm_slot + offsets, value, mask=inside)
+            state = tl.load(ssm_pool + working * stride_ssm_slot + offsets, mask=in_state)
+        tl.store(ssm_pool + slot * stride_ssm_slot + offsets, state, mask=in_state)
     else:
         dims = (block - state_blocks) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
         dims = dims.to(tl.int64)
-        inside = dims < dim
+        in_dim = dims < dim
         first = tl.load(query_start_loc + row).to(tl.int64)
         start = tl.load(ends + checkpoint).to(tl.int64) - HISTORY
         target = conv_pool + slot * stride_conv_slot + dims * stride_conv_dim
         for j in tl.static_range(HISTORY):
             token = start + j
-            value = tl.load(
+            element = tl.load(
                 x + token * stride_x_token + dims * stride_x_dim,
-                mask=inside & (token >= first),
+                mask=in_dim & (token >= first),
                 other=0.0,
             ).to(tl.float32)
             if HAS_WINDOWS:
                 window = tl.load(window_index + checkpoint).to(tl.int64)
                 # At most one of the two loads is not masked.
-                value += tl.load(
+                element += tl.load(
                     windows
                     + window * stride_windows_row
                     + dims * stride_windows_dim
                     + (HISTORY + token - first) * stride_windows_time,
-                    mask=inside & (token < first) & (window >= 0),
+                    mask=in_dim & (token < first) & (window >= 0),
                     other=0.0,
                 ).to(tl.float32)
-            value = value.to(conv_pool.dtype.element_ty)
-            tl.store(target + j * stride_conv_time, value, mask=inside)
+            element = element.to(conv_pool.dtype.element_ty)
+            tl.store(target + j * stride_conv_time, element, mask=in_dim)
 
 
 def scatter_checkpoints_triton(
