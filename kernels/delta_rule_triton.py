@@ -78,7 +78,8 @@ def _advance_delta_rule_kernel(
         bias = tl.zeros([BLOCK_KEY], dtype=tl.float32)
         if HAS_BIAS:
             bias += tl.load(dt_bias + head * key_dim + cols, mask=in_cols, other=0.0)
-    for _ in range(length):
+    # Pipelined: the next tokens' inputs are on their way while this one is consumed.
+    for _ in tl.range(0, length, num_stages=3):
         key = tl.load(k + cols * stride_k_dim, mask=in_cols, other=0.0).to(tl.float32)
         value = tl.load(v + rows * stride_v_dim, mask=in_rows, other=0.0).to(tl.float32)
         gain = tl.load(beta).to(tl.float32)
