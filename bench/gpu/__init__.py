@@ -1,0 +1,1 @@
+"""Checks and timings of the kernels that need a GPU."""
