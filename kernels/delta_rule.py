@@ -64,14 +64,17 @@ def scan(
     q, k = (t.to(COMPUTE).repeat_interleave(heads // t.shape[1], dim=1) for t in (q, k))
     by_head = [t.to(COMPUTE).transpose(0, 1) for t in (q, k, v, log_decay, beta[..., None])]
     y = torch.zeros(heads, *v.shape[::2], dtype=COMPUTE)
+    initial = initial.to(COMPUTE)
     before = []
-    last = initial.to(COMPUTE, copy=True)
+    last = torch.empty_like(initial)
     for seq, (first, end) in enumerate(itertools.pairwise(bounds)):
-        state = last[seq]
+        state = initial[seq]
         for start in range(first, end, CHUNK):
             tokens = slice(start, min(start + CHUNK, end))
             before.append(state)
-            y[:, tokens], state = _chunk(*(t[:, tokens] for t in by_head), scale, state)
+            # Copies, so that the order of sums does not depend on where the chunk lay.
+            chunk = (t[:, tokens].contiguous() for t in by_head)
+            y[:, tokens], state = _chunk(*chunk, scale, state)
             if start + CHUNK <= end:
                 state = state.float().to(COMPUTE)
         last[seq] = state

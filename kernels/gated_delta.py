@@ -125,7 +125,10 @@ def fused_recurrent_gated_delta_rule_packed_decode(
         q, k = delta_rule.unit(q), delta_rule.unit(k)
     log_decay, beta = fused_gdn_gating(A_log, a, b, dt_bias)
     delta_rule.step(
-        q, k, v, log_decay[0, ..., None], beta[0], scale, initial_state, ssm_state_indices, out[:, 0]
+        *(q, k, v, log_decay[0, ..., None], beta[0], scale),
+        pool=initial_state,
+        slots=ssm_state_indices,
+        out=out[:, 0],
     )
     return out, initial_state
 
