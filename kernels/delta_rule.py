@@ -82,6 +82,35 @@ def scan(
     return y.transpose(0, 1), chunks, last
 
 
+def scan_pool(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    scale: float,
+    bounds: Sequence[int],
+    pool: Tensor,
+    slots: Tensor,
+    keep: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """`scan` from and, if `keep`, into the rows of a pool of states.
+
+    Args:
+        pool: (slots, heads, value_dim, key_dim).
+        slots: (sequences,) row of each; a negative one stands for a state of zero that is not kept.
+
+    Returns:
+        y and the states before each chunk.
+    """
+    real = slots >= 0
+    initial = torch.where(real[:, None, None, None], pool[slots.clamp(min=0).long()], 0)
+    y, before, last = scan(q, k, v, log_decay, beta, scale, bounds, initial)
+    if keep:
+        pool[slots[real].long()] = last[real].to(pool.dtype)
+    return y, before
+
+
 def _chunk(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, scale: float, state: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -76,21 +76,14 @@ def chunk_gated_delta_rule(
         unit_q, unit_k = delta_rule.unit(q), delta_rule.unit(k)
     else:
         unit_q, unit_k = q, k
-    real = initial_state_indices >= 0
-    initial = initial_state[initial_state_indices.clamp(min=0).long()].to(delta_rule.COMPUTE)
-    initial *= real[:, None, None, None]
-    y, before, last = delta_rule.scan(
-        unit_q[0],
-        unit_k[0],
-        v[0],
-        g[0, ..., None],
-        beta[0],
+    y, before = delta_rule.scan_pool(
+        *(unit_q[0], unit_k[0], v[0], g[0, ..., None], beta[0]),
         k.shape[-1] ** -0.5 if scale is None else scale,
         [0, q.shape[1]] if cu_seqlens is None else cu_seqlens.tolist(),
-        initial,
+        initial_state,
+        initial_state_indices,
+        keep=inplace_update,
     )
-    if inplace_update:
-        initial_state[initial_state_indices[real].long()] = last[real].to(initial_state.dtype)
     return y[None].to(q.dtype), None, before[None].to(k.dtype)
 
 
