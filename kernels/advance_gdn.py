@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from .delta_rule import COMPUTE, advance_delta_rule_torch
+from .advance_delta import COMPUTE, advance_delta_rule_torch
 
 
 def advance_gdn(
@@ -39,7 +39,7 @@ def advance_gdn(
     """
     args = (h, h_index, starts, lengths, k, v, g, beta, use_qk_l2norm_in_kernel)
     if k.is_cuda:
-        from .delta_rule_triton import advance_gdn_triton
+        from .advance_delta_triton import advance_gdn_triton
 
         return advance_gdn_triton(*args)
     return advance_gdn_torch(*args)

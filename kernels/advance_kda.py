@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from .delta_rule import COMPUTE, advance_delta_rule_torch
+from .advance_delta import COMPUTE, advance_delta_rule_torch
 
 
 def advance_kda(
@@ -51,7 +51,7 @@ def advance_kda(
     args = (h, h_index, starts, lengths, k, v, a, beta, A_log, dt_bias, lower_bound)
     flags = (use_qk_l2norm_in_kernel, beta_is_raw)
     if k.is_cuda:
-        from .delta_rule_triton import advance_kda_triton
+        from .advance_delta_triton import advance_kda_triton
 
         return advance_kda_triton(*args, *flags)
     return advance_kda_torch(*args, *flags)

@@ -1,62 +1,176 @@
-"""The gated delta rule from token to token, in plain torch; shared by GDN and KDA."""
+"""The delta rule with decay, chunk by chunk and token by token, in plain torch.
 
-from collections.abc import Callable
+What gated delta-net and Kimi delta attention share. Per head, with the state S of shape
+(value_dim, key_dim)::
+
+    S' = S diag(exp(log_decay))
+    S  = S' + beta (v - S' k) k^T
+    y  = scale S q
+
+The decay is one number per head and token, or one per channel of the key. Inside a chunk the
+updates of all tokens follow from one triangular system of equations, so that there is no loop over
+tokens; see Yang et al., "Gated Delta Networks", section 3.3 (arXiv:2412.06464).
+"""
+
+import itertools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-L2NORM_EPS = 1e-6  # as in SGLang's l2norm of queries and keys
+CHUNK = 64
+PAD_SLOT_ID = -1
 
-# As in the scan: a state must not depend on where its sequence was cut.
+# Double precision makes the outputs, once rounded, almost independent of where a sequence was cut
+# into calls.
 COMPUTE = torch.float64
 
 
-def advance_delta_rule_torch(
-    h: Tensor,
-    h_index: Tensor,
-    starts: Tensor,
-    lengths: Tensor,
+def unit(x: Tensor) -> Tensor:
+    """Vectors of the last axis scaled to length one, in double precision."""
+    x = x.to(COMPUTE)
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def scan(
+    q: Tensor,
     k: Tensor,
     v: Tensor,
-    log_decay: Callable[[Tensor], Tensor],
-    beta: Callable[[Tensor], Tensor],
-    l2norm: bool,
-) -> Tensor:
-    """One loop over the tokens of a chunk, vectorised over checkpoints and heads.
+    log_decay: Tensor,
+    beta: Tensor,
+    scale: float,
+    bounds: Sequence[int],
+    initial: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run sequences that lie one after another, each from its own initial state.
 
-    Per value head and token: ``S <- S exp(g)``, ``u = beta (v - S k)``, ``S <- S + u k^T``.
+    On its sequence's chunk grid a state is rounded to float32, as it would be if the call ended
+    there and the pool kept it. A chunk is computed apart from all others, so that resuming from a
+    checkpoint on the grid repeats the uncut scan bit for bit.
 
     Args:
-        h: (m, value_heads, value_dim, key_dim).
-        h_index, starts, lengths: (n,), as in `advance_gdn`.
-        k: (1, tokens, key_heads, key_dim).
-        v: (1, tokens, value_heads, value_dim).
-        log_decay: from (rows,) token indices to (rows, value_heads, 1 or key_dim), float64.
-        beta: from (rows,) token indices to (rows, value_heads), float64.
-        l2norm: keys are divided by their length.
+        q, k: (tokens, key_heads, key_dim); each serves ``heads // key_heads`` heads.
+        v: (tokens, heads, value_dim).
+        log_decay: (tokens, heads, 1 or key_dim).
+        beta: (tokens, heads).
+        bounds: first token of each sequence, then the number of tokens.
+        initial: (sequences, heads, value_dim, key_dim).
 
     Returns:
-        (n, value_heads, value_dim, key_dim), float32.
+        y (tokens, heads, value_dim), the states before each chunk of each sequence (chunks, heads,
+        value_dim, key_dim) and the last states (sequences, heads, value_dim, key_dim), all float64.
     """
-    if h_index.shape[0] == 0:
-        return torch.empty(0, *h.shape[1:], dtype=torch.float32, device=h.device)
-    # Longest first, so that those that still run are always the first rows.
-    order = torch.argsort(lengths, descending=True)
-    starts, lengths = starts[order], lengths[order]
-    state = h[h_index[order]].to(COMPUTE)
-    per_key_head = v.shape[2] // k.shape[2]
-    for t in range(int(lengths[0])):
-        running = int((lengths > t).sum())
-        tokens = starts[:running] + t
-        key = k[0, tokens].to(COMPUTE)
-        if l2norm:
-            key = key / torch.sqrt(key.square().sum(-1, keepdim=True) + L2NORM_EPS)
-        key = key.repeat_interleave(per_key_head, dim=1)
-        s = state[:running]
-        s *= torch.exp(log_decay(tokens))[:, :, None, :]
-        predicted = (s @ key[..., None]).squeeze(-1)
-        update = beta(tokens)[..., None] * (v[0, tokens].to(COMPUTE) - predicted)
-        s.addcmul_(update[..., None], key[:, :, None, :])
-    out = torch.empty_like(state, dtype=torch.float32)
-    out[order] = state.float()
-    return out
+    heads = v.shape[1]
+    q, k = (t.to(COMPUTE).repeat_interleave(heads // t.shape[1], dim=1) for t in (q, k))
+    by_head = [t.to(COMPUTE).transpose(0, 1) for t in (q, k, v, log_decay, beta[..., None])]
+    y = torch.zeros(heads, *v.shape[::2], dtype=COMPUTE)
+    initial = initial.to(COMPUTE)
+    before = []
+    last = torch.empty_like(initial)
+    for seq, (first, end) in enumerate(itertools.pairwise(bounds)):
+        state = initial[seq]
+        for start in range(first, end, CHUNK):
+            tokens = slice(start, min(start + CHUNK, end))
+            before.append(state)
+            # Copies, so that the order of sums does not depend on where the chunk lay.
+            chunk = (t[:, tokens].contiguous() for t in by_head)
+            y[:, tokens], state = _chunk(*chunk, scale, state)
+            if start + CHUNK <= end:
+                state = state.float().to(COMPUTE)
+        last[seq] = state
+    chunks = torch.stack(before) if before else last[:0]
+    return y.transpose(0, 1), chunks, last
+
+
+def scan_pool(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    scale: float,
+    bounds: Sequence[int],
+    pool: Tensor,
+    slots: Tensor,
+    keep: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """`scan` from and, if `keep`, into the rows of a pool of states.
+
+    Args:
+        pool: (slots, heads, value_dim, key_dim).
+        slots: (sequences,) row of each; a negative one stands for a state of zero that is not kept.
+
+    Returns:
+        y and the states before each chunk.
+    """
+    real = slots >= 0
+    initial = torch.where(real[:, None, None, None], pool[slots.clamp(min=0).long()], 0)
+    y, before, last = scan(q, k, v, log_decay, beta, scale, bounds, initial)
+    if keep:
+        pool[slots[real].long()] = last[real].to(pool.dtype)
+    return y, before
+
+
+def _chunk(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, scale: float, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One chunk: arguments (heads, tokens, ...), state (heads, value_dim, key_dim)."""
+    total = log_decay.cumsum(1)  # from the start of the chunk to each token
+    gap = total[:, :, None] - total[:, None]  # (heads, to, from, 1 or key_dim)
+    acausal = torch.ones(gap.shape[1:3], dtype=torch.bool).triu_(1)
+    decay = gap.masked_fill_(acausal[..., None], -torch.inf).exp_()
+    from_start = total.exp()
+
+    # What each token adds: beta (v - S' k), where S' holds what the tokens before it have added.
+    system = beta * _products(k, k, decay).tril(-1)
+    alone = beta * (v - (k * from_start) @ state.mT)
+    added = torch.linalg.solve_triangular(system, alone, upper=False, unitriangular=True)
+
+    y = (q * from_start) @ state.mT + _products(q, k, decay) @ added
+    to_end = (total[:, -1:] - total).exp()
+    state = state * from_start[:, -1:] + added.mT @ (k * to_end)
+    return y * scale, state
+
+
+def _products(left: Tensor, right: Tensor, decay: Tensor) -> Tensor:
+    """Inner products of tokens, (heads, to, from), with the decay between the two."""
+    if decay.shape[-1] == 1:
+        return (left @ right.mT) * decay[..., 0]
+    return (left[:, :, None] * right[:, None] * decay).sum(-1)
+
+
+def step(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_decay: Tensor,
+    beta: Tensor,
+    scale: float,
+    pool: Tensor,
+    slots: Tensor,
+    out: Tensor,
+) -> None:
+    """Advance each row's state by one token (decode).
+
+    Args:
+        q, k: (batch, key_heads, key_dim).
+        v: (batch, heads, value_dim).
+        log_decay: (batch, heads, 1 or key_dim).
+        beta: (batch, heads).
+        pool: (slots, heads, value_dim, key_dim), changed in place.
+        slots: (batch,) slot of each row; a negative one marks a padded row, whose output is zero.
+        out: (batch, heads, value_dim), written in place.
+    """
+    heads = v.shape[1]
+    q, k = (t.to(COMPUTE).repeat_interleave(heads // t.shape[1], dim=1) for t in (q, k))
+    real = slots >= 0
+    state = pool[slots.clamp(min=0).long()].to(COMPUTE)
+    state *= log_decay.to(COMPUTE).exp()[:, :, None]
+    added = beta[..., None] * (v.to(COMPUTE) - _apply(state, k))
+    state += added[..., None] * k[:, :, None]
+    out[:] = torch.where(real[:, None, None], _apply(state, q) * scale, 0.0)
+    pool[slots[real].long()] = state[real].to(pool.dtype)
+
+
+def _apply(state: Tensor, vector: Tensor) -> Tensor:
+    return (state @ vector[..., None]).squeeze(-1)

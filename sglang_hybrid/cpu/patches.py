@@ -5,6 +5,7 @@ names stay unbound and others are Triton kernels. Each row gives such a name its
 """
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,9 @@ import torch
 from sglang_hybrid.kernels import (
     causal_conv1d,
     extend_attention,
+    gated_delta,
+    gated_norm,
+    shared_expert,
     ssd_scan,
     state_tracking,
     state_update,
@@ -21,6 +25,8 @@ from sglang_hybrid.kernels import (
 _MIXER = "sglang.srt.layers.attention.mamba.mamba"
 _BACKEND = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
 _TORCH_NATIVE = "sglang.srt.layers.attention.torch_native_backend"
+_GDN_BACKEND = "sglang.srt.layers.attention.linear.gdn_backend"
+_GDN_KERNELS = "sglang.srt.layers.attention.linear.kernels.gdn_triton"
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,7 @@ class Patch:
         replacement: the new value.
         why: one phrase for people.
         bound: whether the name exists without us; if not, its absence is no error.
+        early: whether models need it while they are built, before their weights are loaded.
     """
 
     module: str
@@ -40,6 +47,7 @@ class Patch:
     replacement: Any
     why: str
     bound: bool = True
+    early: bool = False
 
     @property
     def dotted_name(self) -> str:
@@ -49,6 +57,14 @@ class Patch:
 def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
     """Pinning needs an accelerator; SGLang's decode preparation pins without asking."""
     return self
+
+
+_default_device_module = torch.get_device_module
+
+
+def _get_device_module(device: Any = None) -> Any:
+    """Without an argument torch names its CUDA module, whether or not there is a device."""
+    return torch.cpu if device is None else _default_device_module(device)
 
 
 _UNBOUND = "left unbound by SGLang on an out-of-tree device"
@@ -86,6 +102,41 @@ PATCHES = (
         "TorchNativeAttnBackend._run_sdpa_forward_extend",
         extend_attention.run_sdpa_forward_extend,
         "computes the whole sequence's attention although a prefix is cached",
+    ),
+    Patch(_GDN_BACKEND, "causal_conv1d_fn", causal_conv1d.causal_conv1d_fn, _TRITON),
+    Patch(_GDN_BACKEND, "causal_conv1d_update", causal_conv1d.causal_conv1d_update, _TRITON),
+    Patch(_GDN_BACKEND, "fused_gdn_gating", gated_delta.fused_gdn_gating, _TRITON),
+    Patch(_GDN_KERNELS, "chunk_gated_delta_rule", gated_delta.chunk_gated_delta_rule, _TRITON),
+    Patch(
+        _GDN_KERNELS,
+        "fused_recurrent_gated_delta_rule_packed_decode",
+        gated_delta.fused_recurrent_gated_delta_rule_packed_decode,
+        _TRITON,
+    ),
+    Patch(
+        "sglang.srt.models.qwen3_next",
+        "fused_qkvzba_split_reshape_cat",
+        gated_delta.fused_qkvzba_split_reshape_cat,
+        _TRITON,
+    ),
+    Patch(
+        "sglang.kernels.ops.attention.fla.fused_norm_gate",
+        "rms_norm_gated",
+        gated_norm.rms_norm_gated,
+        _TRITON,
+    ),
+    Patch(
+        "sglang.srt.models.qwen2_moe",
+        "fused_gate_sigmoid_mul_add",
+        shared_expert.fused_gate_sigmoid_mul_add,
+        _TRITON,
+    ),
+    Patch(
+        "torch",
+        "get_device_module",
+        _get_device_module,
+        "Qwen3-Next builds a norm on the device of torch's default module",
+        early=True,
     ),
     Patch(
         "torch",
@@ -129,12 +180,25 @@ def check() -> None:
         _owner(patch)
 
 
+def apply_early() -> None:
+    """Rebind what models need while they are built.
+
+    Raises:
+        RuntimeError: as `check`.
+    """
+    _bind([patch for patch in PATCHES if patch.early])
+
+
 def apply() -> None:
     """Rebind every name; a second call changes nothing.
 
     Raises:
         RuntimeError: as `check`, before anything is rebound.
     """
-    owners = [_owner(patch) for patch in PATCHES]
-    for (owner, name), patch in zip(owners, PATCHES, strict=True):
+    _bind(PATCHES)
+
+
+def _bind(patches: Sequence[Patch]) -> None:
+    owners = [_owner(patch) for patch in patches]
+    for (owner, name), patch in zip(owners, patches, strict=True):
         setattr(owner, name, patch.replacement)

@@ -88,6 +88,9 @@ class HybridCpuPlatform(CpuDeviceMixin, SRTPlatform):
     def init_backend(self) -> None:
         """Called while SGLang's model runner is being imported: too early to import, let alone
         patch, the modules that use it. See `post_load_model`."""
+        from sglang_hybrid.cpu.patches import apply_early
+
+        apply_early()
 
     def post_load_model(self, model: torch.nn.Module) -> None:
         """Bind the torch operators: all modules are imported and nothing has run yet."""

@@ -17,7 +17,8 @@ FALCON_LAYERS = 3
 NEMOTRON_LAYERS = ("mamba", "attention", "mlp", "mamba")
 
 
-def _write(folder: Path, config: dict, tensors: dict[str, np.ndarray]) -> Path:
+def write_checkpoint(folder: Path, config: dict, tensors: dict[str, np.ndarray]) -> Path:
+    """Write tokenizer, configuration and weights (rounded to bfloat16); returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     write_tokenizer(folder, small.CONTEXT_LENGTH)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
@@ -26,7 +27,8 @@ def _write(folder: Path, config: dict, tensors: dict[str, np.ndarray]) -> Path:
     return folder
 
 
-def _common_config() -> dict:
+def common_config() -> dict:
+    """Fields of ``config.json`` that the families share."""
     return {
         "dtype": "bfloat16",
         "vocab_size": VOCAB_SIZE,
@@ -48,7 +50,7 @@ def make_falcon_h1(path: str | Path, seed: int = 0) -> Path:
     config = {
         "architectures": ["FalconH1ForCausalLM"],
         "model_type": "falcon_h1",
-        **_common_config(),
+        **common_config(),
         "num_hidden_layers": FALCON_LAYERS,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
@@ -89,7 +91,7 @@ def make_falcon_h1(path: str | Path, seed: int = 0) -> Path:
             draws, small.MLP, std=small.MLP**-0.5
         )
     tensors["model.final_layernorm.weight"] = np.ones(small.HIDDEN)
-    return _write(Path(path), config, tensors)
+    return write_checkpoint(Path(path), config, tensors)
 
 
 def make_nemotron_h(path: str | Path, seed: int = 0) -> Path:
@@ -102,7 +104,7 @@ def make_nemotron_h(path: str | Path, seed: int = 0) -> Path:
     config = {
         "architectures": ["NemotronHForCausalLM"],
         "model_type": "nemotron_h",
-        **_common_config(),
+        **common_config(),
         "layers_block_type": list(NEMOTRON_LAYERS),
         "layer_norm_epsilon": 1e-5,
         "mlp_hidden_act": "relu2",
@@ -144,4 +146,4 @@ def make_nemotron_h(path: str | Path, seed: int = 0) -> Path:
                 draws, small.MLP, std=small.MLP**-0.5
             )
     tensors["backbone.norm_f.weight"] = np.ones(small.HIDDEN)
-    return _write(Path(path), config, tensors)
+    return write_checkpoint(Path(path), config, tensors)

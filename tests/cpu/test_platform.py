@@ -40,3 +40,10 @@ def test_a_missing_name_is_fatal_and_named(monkeypatch, module, attribute):
     monkeypatch.setattr(patches, "PATCHES", (gone,))
     with pytest.raises(RuntimeError, match=rf"{module}\.{attribute}.*SGLang \d"):
         patches.apply()
+
+
+def test_what_models_are_built_with_is_rebound_early(monkeypatch):
+    monkeypatch.setattr(torch, "get_device_module", torch.get_device_module)
+    patches.apply_early()
+    assert torch.get_device_module() is torch.cpu
+    assert torch.get_device_module("cuda") is torch.cuda

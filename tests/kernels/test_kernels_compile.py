@@ -10,7 +10,7 @@ triton = pytest.importorskip("triton")
 
 from sglang_hybrid.kernels import (  # noqa: E402
     advance_mamba2_triton,
-    delta_rule_triton,
+    advance_delta_triton,
     scatter_checkpoints_triton,
 )
 from triton.backends.compiler import GPUTarget  # noqa: E402
@@ -82,7 +82,7 @@ def test_mamba2(monkeypatch, bias):
     ids=["gdn", "kda", "kda bounded"],
 )
 def test_delta_rules(monkeypatch, launcher, case):
-    module = delta_rule_triton
+    module = advance_delta_triton
     assert compile_launch(
         monkeypatch, module, "_advance_delta_rule_kernel", getattr(module, launcher), case
     ).asm["cubin"]

@@ -7,24 +7,36 @@ from cpu_server import launch
 
 from sglang_hybrid.model.families import make_falcon_h1, make_nemotron_h
 from sglang_hybrid.model.make_model import make_small_model
+from sglang_hybrid.model.qwen3_next import make_qwen3_next
 
 SHARED, OWN, OUTPUT = 232, 40, 16
-FAMILIES = {
-    "granitemoehybrid": make_small_model,
-    "falcon_h1": make_falcon_h1,
-    "nemotron_h": make_nemotron_h,
+ON_GRID = 192
+MARCONI = ("--cache", "hybrid-marconi", "--mamba-radix-cache-strategy")
+# name -> what writes the model, flags, what a third prompt hits
+CASES = {
+    "granitemoehybrid": (make_small_model, (), ON_GRID),
+    "falcon_h1": (make_falcon_h1, (), ON_GRID),
+    "nemotron_h": (make_nemotron_h, (), ON_GRID),
+    "qwen3_next_extra_buffer": (make_qwen3_next, (*MARCONI, "extra_buffer"), ON_GRID),
+    "qwen3_next_no_buffer": (
+        make_qwen3_next,
+        (*MARCONI, "no_buffer", "--disable-overlap-schedule"),
+        SHARED,
+    ),
 }
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def server(request, tmp_path_factory):
+@pytest.fixture(scope="module", params=CASES)
+def served(request, tmp_path_factory):
+    make, flags, third_hit = CASES[request.param]
     folder = tmp_path_factory.mktemp(request.param)
-    model = FAMILIES[request.param](folder / "model")
-    with launch(model, log=folder / "server.log") as running:
-        yield running
+    model = make(folder / "model")
+    with launch(model, None, *flags, log=folder / "server.log") as running:
+        yield running, third_hit
 
 
-def test_hits_and_misses_agree(server):
+def test_hits_and_misses_agree(served):
+    server, third_hit = served
     rng = random.Random(0)
 
     def text(tokens):
@@ -35,7 +47,7 @@ def test_hits_and_misses_agree(server):
     server.flush()
     warm = [server.generate(prompt, OUTPUT, return_logprob=True) for prompt in prompts]
     cached = [answer["meta_info"]["cached_tokens"] for answer in warm]
-    assert cached == [0, 0, 192, 192]
+    assert cached == [0, 0, third_hit, third_hit]
     for prompt, hit in list(zip(prompts, warm, strict=True))[2:]:
         server.flush()
         miss = server.generate(prompt, OUTPUT, return_logprob=True)

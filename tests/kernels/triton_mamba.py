@@ -1,32 +1,11 @@
-"""Compare the torch operators with SGLang's Triton kernels, run by Triton's interpreter.
+"""Compare the torch operators of Mamba-2 layers with SGLang's Triton kernels.
 
-A script of its own: ``TRITON_INTERPRET`` must be set before triton is first imported. Prints one
-line of JSON: operator -> largest absolute difference.
+A script; prints operator -> largest absolute difference.
 """
 
-import contextlib
-import json
-import os
-
-os.environ["TRITON_INTERPRET"] = "1"
-
 import torch
+from interpreted import distance, main, rand  # first: it sets up the interpreter
 from sglang_hybrid.kernels import causal_conv1d, ssd_scan, state_update
-from triton.runtime.autotuner import Autotuner
-
-# Tuning measures time on a device: keep each kernel's first configuration instead.
-_tuned_init = Autotuner.__init__
-
-
-def _untuned_init(self, fn, arg_names, configs, *args, **kwargs):
-    _tuned_init(self, fn, arg_names, configs[:1], *args, **kwargs)
-
-
-Autotuner.__init__ = _untuned_init
-
-
-def rand(*shape):
-    return torch.randn(*shape)
 
 
 def compare_conv() -> float:
@@ -143,14 +122,5 @@ def compare_step() -> float:
     return distance(*results)
 
 
-def distance(a: tuple, b: tuple) -> float:
-    return max((x - y).abs().max().item() for x, y in zip(a, b, strict=True))
-
-
 if __name__ == "__main__":
-    # The launchers ask torch.cpu for a device context, which does not exist there.
-    torch.cpu.device = lambda index: contextlib.nullcontext()
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    checks = (compare_conv, compare_conv_update, compare_scan, compare_step)
-    print(json.dumps({check.__name__: check() for check in checks}))
+    main(compare_conv, compare_conv_update, compare_scan, compare_step)
