@@ -30,8 +30,8 @@ from bench.gpu.shapes import (
     scatter_bytes,
     state_elements,
 )
-from kernels.advance_mamba2_triton import advance_mamba2_triton
 from kernels.advance_delta_triton import advance_gdn_triton, advance_kda_triton
+from kernels.advance_mamba2_triton import advance_mamba2_triton
 from kernels.scatter_checkpoints_triton import scatter_checkpoints_triton
 
 # Steps in float32 with a GPU's approximate exp and log, in units of the largest value.

@@ -29,7 +29,7 @@ class ForwardSaves:
         plan: filled by whoever builds the batch, before `begin`.
 
     Attributes:
-        inputs: (tokens, dim) what the running layer's convolution was given.
+        noted: what a hook inside the running layer has for the hook around it.
         rows, ends: (n,) int64 on the device: row and flattened position of each state.
         chunks, starts, lengths: (n,) int64: the chunk state each goes on from, the
             first token behind it and how many follow.
@@ -40,10 +40,10 @@ class ForwardSaves:
     chunks: Tensor
     starts: Tensor
     lengths: Tensor
-    inputs: Tensor
 
     def __init__(self, pool: HybridReqToTokenPool, plan: TrackPlan) -> None:
         self.plan = plan
+        self.noted: Any = None
         self._pool = pool
         self._slots: list[Tensor] = []
         self._end_sources: list[Tensor] = []
@@ -66,6 +66,10 @@ class ForwardSaves:
         return bool(self._slots or self._end_slots)
 
     # ---- while the forward runs ----
+
+    def take_noted(self) -> Any:
+        noted, self.noted = self.noted, None
+        return noted
 
     @property
     def has_inside(self) -> bool:
@@ -109,30 +113,31 @@ class ForwardSaves:
         conv_pool: Tensor,
         ssm_pool: Tensor,
         query_start_loc: Tensor,
+        inputs: Tensor,
         states: Tensor,
         windows: Tensor | None,
     ) -> None:
-        """Write one layer's states to their slots, with the windows of `inputs`.
+        """Write one layer's states and convolution windows to their slots.
 
         Args:
+            inputs: (tokens, dim) what the layer's convolution was given.
             states: (n, *state) after the tokens before `ends`.
             windows: of `windows_before`.
         """
         scatter_checkpoints(
             conv_pool,
             ssm_pool,
-            self.inputs,
+            inputs,
             query_start_loc,
             self._targets,
             self.rows,
             self.ends,
             self._targets,
-            torch.arange(len(self.plan)),
+            torch.arange(len(self.plan), device=self.rows.device),
             states,
             windows,
             self._window_index,
         )
-        del self.inputs
         self._layers_written += 1
 
     def copy_ends(self) -> None:

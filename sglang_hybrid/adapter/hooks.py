@@ -79,6 +79,8 @@ SCHEDULER = (
 
 _BATCH = "sglang.srt.managers.schedule_batch"
 _LAYERS = "sglang.srt.layers.attention"
+_GDN = f"{_LAYERS}.linear.gdn_backend"
+_KDA = f"{_LAYERS}.linear.kda_backend"
 _SAVING = "sglang_hybrid.adapter.saving"
 _FORWARD = "sglang_hybrid.adapter.forward_saves"
 _OF_LAYERS = "sglang_hybrid.adapter.saving_layers"
@@ -116,6 +118,14 @@ LAYERS = {
         Hook(
             f"{_LAYERS}.mamba.mamba.causal_conv1d_fn_triton", "around", f"{_OF_LAYERS}:convolution"
         ),
+    ),
+    "gdn": (
+        Hook(f"{_GDN}.GDNAttnBackend.forward_extend", "around", f"{_OF_LAYERS}:gdn"),
+        Hook(f"{_GDN}.GDNKernelDispatcher.extend", "around", f"{_OF_LAYERS}:gdn_rule"),
+    ),
+    "kda": (
+        Hook(f"{_KDA}.KDAAttnBackend.forward_extend", "around", f"{_OF_LAYERS}:kda"),
+        Hook(f"{_KDA}.KDAKernelDispatcher.extend", "around", f"{_OF_LAYERS}:kda_rule"),
     ),
 }
 """Besides, by the model's family of state layers."""

@@ -24,6 +24,7 @@ SERVER_ARGS = "sglang.srt.server_args:ServerArgs"
 _COMPONENTS = "sglang.srt.mem_cache.unified_cache.components"
 _BATCH = "sglang.srt.managers.schedule_batch"
 _LAYERS = "sglang.srt.layers.attention"
+_RULE = "self q k v g beta ssm_states cache_indices query_start_loc"
 _TREE = "sglang.srt.mem_cache.unified_cache.unified_tree_core:UnifiedTreeCore"
 
 
@@ -179,6 +180,22 @@ NAMES: tuple[Name, ...] = (
         {
             "forward": "self hidden_states output layer_cache metadata mup_vector "
             "use_triton_causal_conv"
+        },
+    ),
+    *_of(
+        f"{_LAYERS}.linear.gdn_backend",
+        {
+            "GDNAttnBackend.forward_extend": "self layer forward_batch mixed_qkv a b kwargs",
+            "GDNKernelDispatcher.extend": f"{_RULE} kwargs",
+            "TritonGDNKernel": None,
+        },
+    ),
+    *_of(
+        f"{_LAYERS}.linear.kda_backend",
+        {
+            "KDAAttnBackend.forward_extend": "self layer forward_batch mixed_qkv a b kwargs",
+            "KDAKernelDispatcher.extend": f"{_RULE} kwargs",
+            "TritonKDAKernel": None,
         },
     ),
     *_of(

@@ -9,8 +9,8 @@ from bench.gpu.shapes import DeltaShape, Mamba2Shape
 triton = pytest.importorskip("triton")
 
 from sglang_hybrid.kernels import (  # noqa: E402
-    advance_mamba2_triton,
     advance_delta_triton,
+    advance_mamba2_triton,
     scatter_checkpoints_triton,
 )
 from triton.backends.compiler import GPUTarget  # noqa: E402

@@ -14,8 +14,8 @@ os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
-from sglang_hybrid.kernels.advance_mamba2_triton import advance_mamba2_triton
 from sglang_hybrid.kernels.advance_delta_triton import advance_gdn_triton, advance_kda_triton
+from sglang_hybrid.kernels.advance_mamba2_triton import advance_mamba2_triton
 from sglang_hybrid.kernels.scatter_checkpoints_triton import scatter_checkpoints_triton
 
 from bench.gpu import checkpoint_cases as cases
