@@ -67,8 +67,7 @@ class Tuning:
             decides: whether this rank is the one that decides.
         """
         config = cache.config
-        grid = cache.checkpoint_grid if cache.enable_mamba_extra_buffer else 1
-        admission = admission_of(config, grid, chunk_tokens)
+        admission = admission_of(config, cache.checkpoint_grid, chunk_tokens)
         is_bootstrap = config.tuner == "bootstrap"
         arms = bootstrap_arms() if is_bootstrap else arms_for(config.policy, admission)
         client = None

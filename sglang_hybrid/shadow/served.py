@@ -10,7 +10,7 @@ def admission_of(config: CacheConfig, grid: int, chunk_tokens: int) -> Admission
     """What the served cache admits.
 
     Args:
-        grid: tokens between two states that it can take: 1 under ``no_buffer``.
+        grid: tokens between two states that it can take.
         chunk_tokens: of a prefill chunk, 0 where prefill is not chunked.
 
     `prompt_end` "always" cannot be told apart from chunk boundaries that are first

@@ -99,6 +99,7 @@ def make_cache(
     page_size: int = 1,
     costs: ModelCosts = COSTS,
     cache_class=HybridMarconiCache,
+    family=None,
     **server_args,
 ):
     publish_server_args(page_size, **server_args)
@@ -112,7 +113,7 @@ def make_cache(
         tree_components=(ComponentType.FULL, ComponentType.MAMBA),
     )
     if cache_class is HybridMarconiCache:
-        return cache_class(params, CacheConfig.parse(config or {}), costs)
+        return cache_class(params, CacheConfig.parse(config or {}), costs, family)
     params.tree_core_backend = "python"
     return cache_class(params)
 
@@ -126,8 +127,8 @@ class Driver:
         self.custom_params = None  # of the sampling parameters of requests from now on
         self._ids = itertools.count()
 
-    def start(self, prompt, extra_key=None):
-        """Match, admit and prefill ``prompt``; returns the running request."""
+    def admit(self, prompt, extra_key=None):
+        """Match and admit ``prompt``; returns the request."""
         from sglang.srt.managers.schedule_batch import Req
         from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -143,6 +144,11 @@ class Driver:
         req.init_next_round_input(self.cache)
         self._admit(req)
         req.hit = req.prefix_len
+        return req
+
+    def start(self, prompt, extra_key=None):
+        """Match, admit and prefill ``prompt``; returns the running request."""
+        req = self.admit(prompt, extra_key)
         while True:
             end = min(req.prefix_len + self.chunk, len(req.full_untruncated_fill_ids))
             branch = self.cache.plan_chunk(req)

@@ -17,7 +17,7 @@ CASES = {
     "granitemoehybrid": (make_small_model, (), ON_GRID),
     "falcon_h1": (make_falcon_h1, (), ON_GRID),
     "nemotron_h": (make_nemotron_h, (), ON_GRID),
-    "qwen3_next_extra_buffer": (make_qwen3_next, (*MARCONI, "extra_buffer"), ON_GRID),
+    "qwen3_next_extra_buffer": (make_qwen3_next, (*MARCONI, "extra_buffer"), SHARED),
     "qwen3_next_no_buffer": (
         make_qwen3_next,
         (*MARCONI, "no_buffer", "--disable-overlap-schedule"),
