@@ -7,18 +7,21 @@ device, and nothing here waits for it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.layers.attention import hybrid_linear_attn_backend
 from sglang.srt.utils import is_pin_memory_available
 from torch import Tensor
 
+from sglang_hybrid.adapter.state_copies import copy_states, is_plain
 from sglang_hybrid.core.track_plan import TrackPlan
 from sglang_hybrid.kernels.scatter_checkpoints import scatter_checkpoints
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.memory_pool import HybridReqToTokenPool
+
+    from sglang_hybrid.adapter.stops import StopCopies
 
 
 class ForwardSaves:
@@ -141,25 +144,17 @@ class ForwardSaves:
         self._layers_written += 1
 
     def copy_ends(self) -> None:
-        """The forward has run: copy the running states, by SGLang's kernel of decode."""
+        """The forward has run: copy the running states."""
         if not self._end_slots:
             return
-        translate = self._pool.translate_mamba_indices
-        sources = translate(torch.cat(self._end_sources))
-        targets = translate(torch.cat(self._end_slots))
-        states = self._pool.mamba_pool.mamba_cache
-        if len(states.conv) == 1 and not self._pool.mamba_pool._slot_siblings:
-            hybrid_linear_attn_backend.track_mamba_states_all_layers(
-                states.conv[0],
-                states.temporal,
-                sources,
-                torch.ones(len(sources), dtype=torch.bool, device=sources.device),
-                targets,
-                len(sources),
-            )
-        else:  # several states to a slot: a copy through temporaries, so one state at a time
+        sources, targets = torch.cat(self._end_sources), torch.cat(self._end_slots)
+        if is_plain(self._pool):
+            everywhere = torch.ones(len(sources), dtype=torch.bool, device=sources.device)
+            copy_states(self._pool, sources, targets, everywhere)
+        else:  # a copy through temporaries, so one state at a time
+            translate = self._pool.translate_mamba_indices
             for source, target in zip(sources.split(1), targets.split(1), strict=True):
-                self._pool.mamba_pool.copy_from(source, target)
+                self._pool.mamba_pool.copy_from(translate(source), translate(target))
         self._ends_written = True
 
     # ---- afterwards ----
@@ -185,16 +180,42 @@ def active() -> ForwardSaves | None:
     return _Active.saves
 
 
+@dataclass(frozen=True)
+class Task:
+    """What our hooks do in one forward, besides SGLang's.
+
+    Attributes:
+        saves: what it saves of prefills.
+        stops: copies before stop tokens, where rows decode that may have ended.
+        decoding: how many rows, the last ones, decode.
+    """
+
+    saves: ForwardSaves | None
+    stops: StopCopies | None
+    decoding: int
+
+
 def attach(forward_batch: Any, _cls: type, batch: Any, *args: Any, **kwargs: Any) -> None:
-    """Hook after `ForwardBatch.init_new`: hand the saves of a batch to its forward, once."""
+    """Hook after `ForwardBatch.init_new`: hand a batch's task to its forward, once."""
     saves = batch.__dict__.pop("hybrid_saves", None)
-    if saves is not None:
-        forward_batch.hybrid_saves = saves
+    saver, decoding = getattr(batch.tree_cache, "saver", None), 0
+    stops = None if saver is None else saver.stops
+    if stops is not None and batch.forward_mode.is_decode():
+        decoding = len(batch.reqs)
+    elif stops is not None and batch.forward_mode.is_mixed():
+        decoding = len(batch.decoding_reqs)
+    if saves is not None or decoding:
+        forward_batch.hybrid_task = Task(saves, stops, decoding)
 
 
 def forward(original: Any, runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook around `ModelRunner.forward`."""
-    saves: ForwardSaves | None = getattr(forward_batch, "hybrid_saves", None)
+    task: Task | None = getattr(forward_batch, "hybrid_task", None)
+    if task is None:
+        return original(runner, forward_batch, *args, **kwargs)
+    if task.stops is not None and task.decoding:
+        task.stops.before(forward_batch, task.decoding)
+    saves = task.saves
     if saves is None:
         return original(runner, forward_batch, *args, **kwargs)
     if saves.has_inside:

@@ -73,7 +73,12 @@ class RequestCheckpoints:
             if not is_whole:
                 return 0
         elif self.cache.saver is not None and is_whole and not token_ids_len % self.cache.page_size:
-            self._track_running_state(req, token_ids_len)
+            stops = self.cache.saver.stops
+            if stops is not None and stops.has_copy(req):
+                req.kv.mamba_last_track_idx = stops.SLOT
+                req.kv.mamba_last_track_seqlen = token_ids_len - 1
+            else:
+                self._track_running_state(req, token_ids_len)
         elif self._is_overwritten(req):
             return 0
         return super().prepare_for_caching_req(req, insert_params, token_ids_len, True)

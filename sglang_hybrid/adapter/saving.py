@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.schedule_batch import _MambaRadixCacheV2TrackEntry
+from sglang.srt.runtime_context import get_schedule
 from torch import Tensor
 
 from sglang_hybrid.adapter.forward_saves import ForwardSaves
+from sglang_hybrid.adapter.state_copies import is_plain
+from sglang_hybrid.adapter.stops import StopCopies
 from sglang_hybrid.core.checkpoints import Kind
 from sglang_hybrid.core.track_plan import TrackPlan, on_page, places_in
 
@@ -83,6 +86,9 @@ class Saver:
         family: None where the model's kernels cannot return states inside a row; then
             only states at the end of a forward can be saved.
         cuts: whether a prefill is cut at wanted checkpoints, so that they are its end.
+
+    Attributes:
+        stops: copies of states before stop tokens; None where no step beyond them runs.
     """
 
     def __init__(
@@ -96,8 +102,17 @@ class Saver:
         self._cache = cache
         self._family = family
         self.cuts = cuts
-        conv = params.req_to_token_pool.mamba_pool.mamba_cache.conv
-        self._window_tokens = conv[0].shape[-1] if conv else 0
+        pool = params.req_to_token_pool
+        self._window_tokens = pool.mamba_pool.mamba_cache.conv[0].shape[-1]
+        self.stops: StopCopies | None = None
+        # On larger pages decode saves the states that the tree can name.
+        if (
+            params.enable_mamba_extra_buffer
+            and params.page_size == 1
+            and not get_schedule().disable_overlap_schedule
+            and is_plain(pool)
+        ):
+            self.stops = StopCopies(pool)
 
     @property
     def mode(self) -> str:
@@ -105,6 +120,8 @@ class Saver:
 
     def prepare(self, batch: ScheduleBatch) -> None:
         """Plan ``batch``'s forward; its requests have their own slots already."""
+        if self.stops is not None:
+            self.stops.note(batch)
         chunk_tokens = 1 if self._family is None else self._family.chunk_tokens
         plan = TrackPlan(chunk_tokens, self._window_tokens)
         saves = ForwardSaves(self._cache.req_to_token_pool, plan)
