@@ -79,7 +79,7 @@ def mamba_scan(initial: bool, dtype: torch.dtype) -> dict[str, float]:
     from sglang.kernels.ops.mamba.triton_ops.ssd_combined import mamba_chunk_scan_combined
     from sglang.srt.layers.attention.mamba.mamba2_metadata import Mamba2Metadata
 
-    shape = Mamba2Shape(4, 16, 2, 16, chunk=CHUNK)
+    shape = Mamba2Shape(2, 16, 1, 16, chunk=CHUNK)
     case = cases.mamba2_case(cases.Maker(3), shape, 1, BOUNDS[-1], dtype, torch.float32)
     start = torch.randn(len(LENGTHS), *shape.state_shape) if initial else None
     indices, offsets = Mamba2Metadata._query_start_loc_to_chunk_indices_offsets(
