@@ -9,12 +9,10 @@ def scatter_checkpoints(
     ssm_pool: Tensor,
     x: Tensor,
     query_start_loc: Tensor,
-    working_slots: Tensor,
     rows: Tensor,
     ends: Tensor,
     slots: Tensor,
-    state_index: Tensor,
-    states: Tensor | None,
+    states: Tensor,
     windows: Tensor | None = None,
     window_index: Tensor | None = None,
 ) -> None:
@@ -29,22 +27,18 @@ def scatter_checkpoints(
             in place.
         x: (tokens, dim), inputs of the convolution, any strides.
         query_start_loc: (rows + 1,) first flattened token of every sequence.
-        working_slots: (rows,) slot that holds each row's running state after the layer.
         rows: (n,) sequence of each checkpoint.
         ends: (n,) flattened position; the checkpoint is the state after all tokens of its row
             before it.
-        slots: (n,) destinations, distinct from each other and from working slots; a negative
-            one skips its checkpoint.
-        state_index: (n,) row of `states`, or -1 to copy the row's working slot (the checkpoint
-            lies at the end of its row).
-        states: (m, *state_shape), contiguous within a row; None if every index is -1.
+        slots: (n,) destinations, distinct from each other; a negative one skips its checkpoint.
+        states: (n, *state_shape), contiguous within a row.
         windows: (e, dim, width - 1), convolution windows of some rows as they were before the
             layer.
         window_index: (n,) row of `windows` for a checkpoint fewer than width - 1 tokens behind
             its row's start, else -1.
     """
-    args = (conv_pool, ssm_pool, x, query_start_loc, working_slots, rows, ends, slots)
-    sources = (state_index, states, windows, window_index)
+    args = (conv_pool, ssm_pool, x, query_start_loc, rows, ends, slots)
+    sources = (states, windows, window_index)
     if x.is_cuda:
         from .scatter_checkpoints_triton import scatter_checkpoints_triton
 
@@ -58,25 +52,19 @@ def scatter_checkpoints_torch(
     ssm_pool: Tensor,
     x: Tensor,
     query_start_loc: Tensor,
-    working_slots: Tensor,
     rows: Tensor,
     ends: Tensor,
     slots: Tensor,
-    state_index: Tensor,
-    states: Tensor | None,
+    states: Tensor,
     windows: Tensor | None = None,
     window_index: Tensor | None = None,
 ) -> None:
     """`scatter_checkpoints` by gathers and indexed writes."""
     wanted = slots >= 0
-    rows, ends, slots, state_index = (t[wanted] for t in (rows, ends, slots, state_index))
+    rows, ends, slots = (t[wanted] for t in (rows, ends, slots))
     if len(slots) == 0:
         return
-    values = ssm_pool[working_slots[rows].long()]
-    if states is not None:
-        given = state_index >= 0
-        values[given] = states[state_index[given]].to(values.dtype)
-    ssm_pool[slots] = values
+    ssm_pool[slots] = states[wanted].to(ssm_pool.dtype)
 
     history = conv_pool.shape[2]
     tokens = ends[:, None] - history + torch.arange(history, device=ends.device)

@@ -11,11 +11,9 @@ def _scatter_checkpoints_kernel(
     ssm_pool,
     x,
     query_start_loc,
-    working_slots,
     rows,
     ends,
     slots,
-    state_index,
     states,
     windows,
     window_index,
@@ -42,22 +40,17 @@ def _scatter_checkpoints_kernel(
     slot = tl.load(slots + checkpoint).to(tl.int64)
     if slot < 0:
         return
-    row = tl.load(rows + checkpoint).to(tl.int64)
     if block < state_blocks:
         offsets = block * BLOCK_STATE + tl.arange(0, BLOCK_STATE)
         in_state = offsets < state_size
-        given = tl.load(state_index + checkpoint).to(tl.int64)
-        if given >= 0:
-            source = states + given * stride_states_row
-            state = tl.load(source + offsets, mask=in_state).to(ssm_pool.dtype.element_ty)
-        else:
-            working = tl.load(working_slots + row).to(tl.int64)
-            state = tl.load(ssm_pool + working * stride_ssm_slot + offsets, mask=in_state)
+        source = states + checkpoint * stride_states_row
+        state = tl.load(source + offsets, mask=in_state).to(ssm_pool.dtype.element_ty)
         tl.store(ssm_pool + slot * stride_ssm_slot + offsets, state, mask=in_state)
     else:
         dims = (block - state_blocks) * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
         dims = dims.to(tl.int64)
         in_dim = dims < dim
+        row = tl.load(rows + checkpoint).to(tl.int64)
         first = tl.load(query_start_loc + row).to(tl.int64)
         start = tl.load(ends + checkpoint).to(tl.int64) - HISTORY
         target = conv_pool + slot * stride_conv_slot + dims * stride_conv_dim
@@ -88,12 +81,10 @@ def scatter_checkpoints_triton(
     ssm_pool: Tensor,
     x: Tensor,
     query_start_loc: Tensor,
-    working_slots: Tensor,
     rows: Tensor,
     ends: Tensor,
     slots: Tensor,
-    state_index: Tensor,
-    states: Tensor | None,
+    states: Tensor,
     windows: Tensor | None = None,
     window_index: Tensor | None = None,
 ) -> None:
@@ -105,8 +96,6 @@ def scatter_checkpoints_triton(
     n = slots.shape[0]
     if n == 0:
         return
-    if states is None:
-        states = ssm_pool  # never read: every index is -1
     for name, tensor in (("ssm_pool", ssm_pool), ("states", states)):
         if not tensor[0].is_contiguous():
             raise ValueError(f"{name} must be contiguous behind its first axis")
@@ -119,7 +108,7 @@ def scatter_checkpoints_triton(
         conv_pool,
         ssm_pool,
         x,
-        *(t.contiguous() for t in (query_start_loc, working_slots, rows, ends, slots, state_index)),
+        *(t.contiguous() for t in (query_start_loc, rows, ends, slots)),
         states,
         windows if has_windows else None,
         window_index.contiguous() if has_windows else None,

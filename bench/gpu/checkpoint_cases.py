@@ -161,7 +161,6 @@ def scatter_case(
     dtype: torch.dtype = torch.bfloat16,
     state_dtype: torch.dtype = torch.float32,
     transposed: bool = False,
-    with_states: bool = True,
     with_windows: bool = True,
     rounded_states: bool = False,
     spare_slots: int = 2,
@@ -173,7 +172,6 @@ def scatter_case(
 
     Args:
         transposed: the convolution pool is stored (slots, history, dim), as KDA's.
-        with_states: else every checkpoint lies at the end of its row.
         rounded_states: states have values that bfloat16 can hold. Triton's interpreter rounds to
             that type towards zero, where a GPU and torch round to nearest.
     """
@@ -201,8 +199,7 @@ def scatter_case(
     ).long()
     # A third lies where the window reaches into what was before the row.
     behind = torch.where(make.integers(0, 2, n) == 0, behind.clamp(max=history - 1), behind)
-    ends = (first + behind).clamp(max=last) if with_states else last
-    state_index = make.shuffled(n).masked_fill(ends == last, -1)
+    ends = (first + behind).clamp(max=last)
     window_index = torch.where((ends - first < history) & (make.integers(0, 3, n) > 0), rows, -1)
     padded = [*bounds, bounds[-1], bounds[-1]]
     states = torch.randn(n, *state_shape, generator=make.generator, device=make.device)
@@ -213,12 +210,10 @@ def scatter_case(
         "ssm_pool": ssm_pool,
         "x": make.normal(bounds[-1], dim, dtype=dtype),
         "query_start_loc": torch.tensor(padded, device=make.device, dtype=torch.int32),
-        "working_slots": torch.cat([order[:count], order.new_full((2,), -1)]).int(),
         "rows": rows,
         "ends": ends,
         "slots": slots,
-        "state_index": state_index,
-        "states": states if with_states else None,
+        "states": states,
         "windows": make.normal(count, dim, history, dtype=dtype) if with_windows else None,
         "window_index": window_index if with_windows else None,
     }
@@ -227,12 +222,12 @@ def scatter_case(
 def expected_scatter(case: Case) -> tuple[Tensor, Tensor]:
     """Both pools after the call, checkpoint by checkpoint."""
     conv, ssm = case["conv_pool"].clone(), case["ssm_pool"].clone()
-    bounds, working = case["query_start_loc"].tolist(), case["working_slots"].tolist()
+    bounds = case["query_start_loc"].tolist()
     for i, slot in enumerate(case["slots"].tolist()):
         if slot < 0:
             continue
-        row, end, state = (int(case[name][i]) for name in ("rows", "ends", "state_index"))
-        ssm[slot] = case["ssm_pool"][working[row]] if state < 0 else case["states"][state]
+        row, end = (int(case[name][i]) for name in ("rows", "ends"))
+        ssm[slot] = case["states"][i]
         earlier = None
         if case["windows"] is not None and case["window_index"][i] >= 0:
             earlier = case["windows"][int(case["window_index"][i])]

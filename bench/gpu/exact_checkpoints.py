@@ -83,7 +83,7 @@ def scatter_errors(shapes: dict[str, Shape], device: str) -> Iterator[tuple[str,
         "float32 pool": {},
         "bfloat16 pool": {"state_dtype": torch.bfloat16},
         "transposed windows": {"transposed": True},
-        "ends of rows only": {"with_states": False, "with_windows": False},
+        "no windows": {"with_windows": False},
     }
     for name, shape in shapes.items():
         for seed, (variant, options) in enumerate(variants.items()):
@@ -179,7 +179,7 @@ def timed_scatter(shape: Shape, n: int) -> tuple[float, int, int]:
     make = cases.Maker(0, "cuda")
     case = cases.scatter_case(make, shape.state_shape, shape.conv_dim, [shape.chunk] * n, 1)
     index = torch.arange(n, device="cuda")
-    case.update(slots=index + 1, state_index=index, working_slots=(index + n + 1).int())
+    case.update(slots=index + 1)
     case.update(rows=index, ends=index * shape.chunk + shape.chunk // 2)
     time = milliseconds(lambda: scatter_checkpoints_triton(**case))
     return time, n * scatter_bytes(shape), 0

@@ -36,6 +36,8 @@ class ForwardSaves:
         rows, ends: (n,) int64 on the device: row and flattened position of each state.
         chunks, starts, lengths: (n,) int64: the chunk state each goes on from, the
             first token behind it and how many follow.
+        turns: indices of states of which no two belong to the same row.
+        back: (n,) int64: where each state is when the turns lie one after another.
     """
 
     rows: Tensor
@@ -43,6 +45,8 @@ class ForwardSaves:
     chunks: Tensor
     starts: Tensor
     lengths: Tensor
+    turns: tuple[Tensor, ...]
+    back: Tensor
 
     def __init__(self, pool: HybridReqToTokenPool, plan: TrackPlan) -> None:
         self.plan = plan
@@ -85,15 +89,21 @@ class ForwardSaves:
             return
         assert count == len(self._slots), (count, len(self._slots))
         lengths = [end - start for end, start in zip(plan.ends, plan.starts, strict=True)]
-        columns = (plan.rows, plan.ends, plan.chunks, plan.starts, lengths, plan.window_index)
+        turns = plan.turns()
+        order = [index for turn in turns for index in turn]
+        columns = (
+            *(plan.rows, plan.ends, plan.chunks, plan.starts, lengths, plan.window_index),
+            *(order, [order.index(index) for index in range(count)]),
+        )
         values = [value for column in columns for value in column] + plan.window_rows
         device = self._slots[0].device
         packed = torch.tensor(
             values, dtype=torch.int64, pin_memory=is_pin_memory_available(device)
         ).to(device, non_blocking=True)
-        self.rows, self.ends, self.chunks, self.starts, self.lengths, self._window_index = packed[
-            : len(columns) * count
-        ].view(len(columns), count)
+        on_device = packed[: len(columns) * count].view(len(columns), count).unbind()
+        self.rows, self.ends, self.chunks, self.starts, self.lengths = on_device[:5]
+        self._window_index, order, self.back = on_device[5:]
+        self.turns = order.split([len(turn) for turn in turns])
         self._window_rows = packed[len(columns) * count :]
         self._targets = self._pool.translate_mamba_indices(torch.cat(self._slots))
 
@@ -132,11 +142,9 @@ class ForwardSaves:
             ssm_pool,
             inputs,
             query_start_loc,
-            self._targets,
             self.rows,
             self.ends,
             self._targets,
-            torch.arange(len(self.plan), device=self.rows.device),
             states,
             windows,
             self._window_index,

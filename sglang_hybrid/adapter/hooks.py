@@ -118,6 +118,11 @@ LAYERS = {
         Hook(
             f"{_LAYERS}.mamba.mamba.causal_conv1d_fn_triton", "around", f"{_OF_LAYERS}:convolution"
         ),
+        Hook(
+            "sglang.kernels.ops.mamba.triton_ops.ssd_combined._track_states_at",
+            "around",
+            f"{_OF_LAYERS}:scan_states",
+        ),
     ),
     "gdn": (
         Hook(f"{_GDN}.GDNAttnBackend.forward_extend", "around", f"{_OF_LAYERS}:gdn"),

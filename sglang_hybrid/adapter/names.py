@@ -183,6 +183,13 @@ NAMES: tuple[Name, ...] = (
         },
     ),
     *_of(
+        "sglang.kernels.ops.mamba.triton_ops.ssd_combined",
+        {
+            "_track_states_at": "B x dt dA_cumsum states cu_seqlens initial_states track_seq_idx "
+            "track_end_locs"
+        },
+    ),
+    *_of(
         f"{_LAYERS}.linear.gdn_backend",
         {
             "GDNAttnBackend.forward_extend": "self layer forward_batch mixed_qkv a b kwargs",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sglang_hybrid.adapter.forward_saves import ForwardSaves, active
@@ -70,6 +71,21 @@ def convolution(original: Any, inputs: Tensor, *args: Any, **kwargs: Any) -> Any
         # SGLang's compiled kernel works in place on inputs that lie along the tokens.
         saves.noted = (inputs.clone() if inputs.stride(-1) == 1 else inputs).t()
     return original(inputs, *args, **kwargs)
+
+
+def scan_states(original: Any, *args: Any) -> Tensor:
+    """Hook around `_track_states_at`, the part of SGLang's scan that returns states.
+
+    It runs over the tokens between two positions too, and would leave its tensors where
+    these go back: positions of one row are handed over one at a time.
+    """
+    saves = active()
+    if saves is None or len(saves.turns) == 1:
+        result: Tensor = original(*args)
+        return result
+    *inputs, rows, ends = args
+    states = [original(*inputs, rows[turn], ends[turn]) for turn in saves.turns]
+    return torch.cat(states, dim=1)[:, saves.back]
 
 
 # ---- delta rule: states of chunks, advanced to the token ----

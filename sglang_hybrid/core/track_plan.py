@@ -92,6 +92,18 @@ class TrackPlan:
         self._next_token += tokens
         self._next_chunk += chunks
 
+    def turns(self) -> list[list[int]]:
+        """Indices of the states: the first of every row, then the second of every row, ..."""
+        turns: list[list[int]] = []
+        seen: dict[int, int] = {}
+        for index, row in enumerate(self.rows):
+            turn = seen.get(row, 0)
+            seen[row] = turn + 1
+            if turn == len(turns):
+                turns.append([])
+            turns[turn].append(index)
+        return turns
+
     def _window(self, offset: int) -> int:
         if offset >= self.window_tokens:
             return -1

@@ -43,6 +43,11 @@ def test_every_state_is_reached_from_a_chunk_state(rows, chunk, window):
         else:
             assert plan.window_rows[plan.window_index[i]] == row
     assert len(set(plan.window_rows)) == len(plan.window_rows)
+    turns = plan.turns()
+    assert sorted(index for turn in turns for index in turn) == list(range(len(plan)))
+    for turn in turns:
+        of_turn = [plan.rows[index] for index in turn]
+        assert of_turn == sorted(set(of_turn))
 
 
 @pytest.mark.parametrize("offset", [0, 6, -1])

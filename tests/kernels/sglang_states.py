@@ -5,10 +5,12 @@ line of JSON: check -> largest error, in units of the largest value of the state
 """
 
 import contextlib
+import functools
 import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 os.environ["TRITON_INTERPRET"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -74,10 +76,31 @@ CU_SEQLENS = torch.tensor(BOUNDS, dtype=torch.int32)
 TRACKED = [(0, 5), (0, 16), (0, 20), (0, 21), (1, 22), (1, 25), (1, 32), (2, 33), (2, 48), (3, 50)]
 
 
+def saves_of_tracked():
+    """What a server's forward with these rows would save."""
+    from sglang_hybrid.adapter.forward_saves import ForwardSaves
+    from sglang_hybrid.core.track_plan import TrackPlan
+
+    plan = TrackPlan(CHUNK, window_tokens=3)
+    for row, length in enumerate(LENGTHS):
+        plan.add_row(length, [end - BOUNDS[row] for at, end in TRACKED if at == row])
+    saves = ForwardSaves(SimpleNamespace(translate_mamba_indices=lambda slots: slots), plan)
+    for slot in range(len(TRACKED)):
+        saves.add_inside(torch.tensor([slot]))
+    saves.begin()
+    return saves
+
+
 def mamba_scan(initial: bool, dtype: torch.dtype) -> dict[str, float]:
-    """Errors of the tracked states, and of chunk states advanced to the same positions."""
+    """Errors of the tracked states, and of chunk states advanced to the same positions.
+
+    The scan is called as the server's hooks have it called.
+    """
+    from sglang.kernels.ops.mamba.triton_ops import ssd_combined
     from sglang.kernels.ops.mamba.triton_ops.ssd_combined import mamba_chunk_scan_combined
     from sglang.srt.layers.attention.mamba.mamba2_metadata import Mamba2Metadata
+
+    from sglang_hybrid.adapter import saving_layers
 
     shape = Mamba2Shape(2, 16, 1, 16, chunk=CHUNK)
     case = cases.mamba2_case(cases.Maker(3), shape, 1, BOUNDS[-1], dtype, torch.float32)
@@ -86,6 +109,15 @@ def mamba_scan(initial: bool, dtype: torch.dtype) -> dict[str, float]:
         CU_SEQLENS, CHUNK, BOUNDS[-1]
     )
     seqs, ends = (torch.tensor(t) for t in zip(*TRACKED, strict=True))
+    saves, plain = saves_of_tracked(), ssd_combined._track_states_at
+    calls = []
+
+    def one_turn(*args):
+        calls.append(args[-2].tolist())
+        return plain(*args)
+
+    ssd_combined._track_states_at = functools.partial(saving_layers.scan_states, one_turn)
+    saving_layers.active = lambda: saves
     states, _, tracked = mamba_chunk_scan_combined(
         case["x"],
         case["dt"],
@@ -103,10 +135,12 @@ def mamba_scan(initial: bool, dtype: torch.dtype) -> dict[str, float]:
         out=torch.empty_like(case["x"]),
         return_varlen_states=True,
         return_track_states=True,
-        track_seq_idx=seqs,
-        track_end_locs=ends,
+        track_seq_idx=saves.rows,
+        track_end_locs=saves.ends,
         state_dtype=torch.float32,
     )
+    ssd_combined._track_states_at = plain
+    assert calls == [[0, 1, 2, 3], [0, 1, 2], [0, 1], [0]]  # no row twice
     before = torch.zeros(len(LENGTHS), *shape.state_shape) if start is None else start
     # From the sequence's start where no point of the grid lies between, else from there.
     first = CU_SEQLENS.long()[seqs]

@@ -89,15 +89,14 @@ def test_delta_rules(monkeypatch, launcher, case):
 
 
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("given", [True, False])
-def test_scatter(monkeypatch, state_dtype, given):
+@pytest.mark.parametrize("with_windows", [True, False])
+def test_scatter(monkeypatch, state_dtype, with_windows):
     case = cases.scatter_case(
         MAKE,
         *((2, 64, 128), 256, [9], 2),
         state_dtype=state_dtype,
-        with_states=given,
-        with_windows=given,
-        transposed=given,
+        with_windows=with_windows,
+        transposed=with_windows,
     )
     module = scatter_checkpoints_triton
     assert compile_launch(

@@ -19,7 +19,6 @@ DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
     dtype=DTYPES,
     state_dtype=DTYPES,
     transposed=st.booleans(),
-    with_states=st.booleans(),
     with_windows=st.booleans(),
 )
 def test_slots_hold_the_checkpoints(make, dim, lengths, per_row, with_windows, **options):
