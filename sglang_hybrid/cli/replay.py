@@ -96,7 +96,6 @@ def _advice(args: argparse.Namespace, chosen: Choices, grid: Grid) -> Recommenda
     return recommend_for(
         grid.load,
         chosen.memory or _largest(grid, chosen.sizes),
-        strategy=args.strategy,
         seed=chosen.seed,
         workers=chosen.workers,
         progress=True,

@@ -8,7 +8,6 @@ from typing import Any
 
 from sglang_hybrid.core.presets import DTYPE_BYTES
 from sglang_hybrid.sim.admission import parse_admission
-from sglang_hybrid.sim.candidates import STRATEGIES
 from sglang_hybrid.sim.sweep import (
     DEFAULT_ADMISSIONS,
     DEFAULT_POLICIES,
@@ -75,12 +74,6 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     add("--bounds", action="store_true", help="also what no policy can exceed")
     add("--recommend", action="store_true", help="also how to run the server for this trace")
     add("--memory", metavar="B", help="memory for --recommend (default: the largest budget)")
-    add(
-        "--strategy",
-        default="extra_buffer",
-        help=f"SGLang's --mamba-radix-cache-strategy, for --recommend (%(default)s): "
-        f"{', '.join(STRATEGIES)}",
-    )
 
 
 def _add_trace(group: argparse._ArgumentGroup) -> None:
@@ -165,10 +158,6 @@ class Choices:
             if args.ratio is None
             else [_number("--ratio", text, float) for text in _texts("--ratio", args.ratio)]
         )
-        if args.strategy not in STRATEGIES:
-            raise ValueError(
-                f"--strategy {args.strategy!r} is not allowed; allowed: {', '.join(STRATEGIES)}"
-            )
         if args.format not in (AUTO, *FORMATS):
             raise ValueError(
                 f"--format {args.format!r} is not allowed; allowed: {', '.join((AUTO, *FORMATS))}"

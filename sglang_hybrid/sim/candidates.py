@@ -9,13 +9,6 @@ STOCK_POLICY, STOCK_ADMISSION, STOCK_RATIO = "sglang", "stock", 0.9
 RATIOS = (0.1, 0.2, 0.3, 0.45, 0.65, 0.9, 1.3, 1.8, 2.5, 3.5, 6.0)
 """Of state to KV bytes: what `--mamba-full-memory-ratio` is tried with."""
 
-# The servers' grids: see the section "Which checkpoints there are" of docs/design.md.
-STRATEGIES = {
-    "extra_buffer": ":branch=64:prompt_end=64:decode_end=64",
-    "no_buffer": "",
-}
-"""SGLang's `--mamba-radix-cache-strategy`, and where each can take states."""
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -52,23 +45,21 @@ def policies() -> list[tuple[str, dict[str, Any]]]:
     return [("auto", {}), *utility, *marconi, *fixed]
 
 
-def admissions(strategy: str) -> list[tuple[dict[str, Any], str]]:
+def admissions() -> list[tuple[dict[str, Any], str]]:
     """Keys of `--cache-config`, and what they do in a replay; the defaults first."""
-    base = "shipped" + STRATEGIES[strategy]
-    ends = "1" if strategy == "no_buffer" else "64"
     return [
-        ({}, base),
-        ({"ghost_forks": False}, f"{base}:ghost_forks=0"),
+        ({}, "shipped"),
+        ({"ghost_forks": False}, "shipped:ghost_forks=0"),
         *(
-            ({"min_gain_tokens": gain}, f"{base}:min_gain_tokens={gain}")
+            ({"min_gain_tokens": gain}, f"shipped:min_gain_tokens={gain}")
             for gain in (32, 512, 2048)
         ),
         (
             {"prompt_end": "never", "chunk_boundary": "never"},
-            f"{base}:prompt_end=0:chunk_tokens=0",
+            "shipped:prompt_end=0:chunk_tokens=0",
         ),
         (
             {"prompt_end": "always", "chunk_boundary": "never"},
-            f"{base}:prompt_end={ends}:chunk_tokens=0:first_victims=false",
+            "shipped:prompt_end=1:chunk_tokens=0:first_victims=false",
         ),
     ]

@@ -8,7 +8,7 @@ suit some requests does not pass for a gain.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from sglang_hybrid.core.costs import ModelCosts
@@ -20,7 +20,6 @@ from sglang_hybrid.sim.candidates import (
     STOCK_ADMISSION,
     STOCK_POLICY,
     STOCK_RATIO,
-    STRATEGIES,
     Candidate,
     admissions,
     policies,
@@ -60,7 +59,6 @@ class Recommendation:
         policy, alpha, admission: for replays; `config` says the same to the server.
         ratio: of state to KV bytes.
         config: for `--cache-config`.
-        strategy: for `--mamba-radix-cache-strategy`.
         judged_from: first request that counts in the figures; 0 if all of them do.
         expected, stock: figures of the recommendation, and of SGLang with its defaults.
         others: what else was replayed, to be compared with.
@@ -78,7 +76,6 @@ class Recommendation:
     state_slots: int
     kv_tokens: int
     config: dict[str, Any]
-    strategy: str
     expected: HitFigures
     stock: HitFigures
     others: tuple[Judged, ...]
@@ -88,7 +85,6 @@ class Recommendation:
         """Of the server, without the value of `--cache-config`."""
         return (
             "--cache hybrid-marconi",
-            f"--mamba-radix-cache-strategy {self.strategy}",
             f"--mamba-full-memory-ratio {self.ratio:g}",
         )
 
@@ -106,7 +102,6 @@ def recommend(
     model: Model | ModelCosts | str,
     memory: str,
     *,
-    strategy: str = "extra_buffer",
     concurrent: Concurrency | None = None,
     prefill_time: PrefillTime | str = DEFAULT_PREFILL_TIME,
     seed: int = 0,
@@ -117,22 +112,18 @@ def recommend(
 
     Args:
         memory: for KV and states together, as `BudgetSize.parse` reads it.
-        strategy: name in `STRATEGIES`.
 
     Other arguments and errors are those of `sweep`.
     """
     size = BudgetSize.parse(memory)
     load = Workload.of(trace, model, prefill_time=prefill_time, concurrent=concurrent)
-    return recommend_for(
-        load, size, strategy=strategy, seed=seed, workers=workers, progress=progress
-    )
+    return recommend_for(load, size, seed=seed, workers=workers, progress=progress)
 
 
 def recommend_for(
     load: Workload,
     memory: BudgetSize,
     *,
-    strategy: str = "extra_buffer",
     seed: int = 0,
     workers: int | None = None,
     progress: bool = False,
@@ -142,11 +133,9 @@ def recommend_for(
     Raises:
         ValueError: memory that does not hold a state beside the KV of a token.
     """
-    if strategy not in STRATEGIES:
-        raise ValueError(f"strategy {strategy!r} is not allowed; allowed: {', '.join(STRATEGIES)}")
     grid = Grid(load, [STOCK_ADMISSION])
     total = grid.budgets(grid.admissions[0], [memory], [None])[0].total_bytes
-    return _Search(load, total, strategy, seed, workers, progress).result()
+    return _Search(load, total, seed, workers, progress).result()
 
 
 class _Search:
@@ -156,12 +145,11 @@ class _Search:
         self,
         load: Workload,
         total_bytes: float,
-        strategy: str,
         seed: int,
         workers: int | None,
         progress: bool,
     ) -> None:
-        self.load, self.total_bytes, self.strategy, self.seed = load, total_bytes, strategy, seed
+        self.load, self.total_bytes, self.seed = load, total_bytes, seed
         self.options: dict[str, Any] = {"workers": workers, "progress": progress}
         self.half = len(load) // 2 if len(load) >= FEW_REQUESTS else 0
         self.ratios = [ratio for ratio in RATIOS if self._fits(ratio)]
@@ -173,7 +161,7 @@ class _Search:
 
     def result(self) -> Recommendation:
         """Choose policy and ratio first, then the admission for the best few of them."""
-        admission = admissions(self.strategy)[0]
+        admission = admissions()[0]
         first = [
             Candidate(policy, {**config, **admission[0]}, admission[1], ratio)
             for policy, config in policies()
@@ -184,7 +172,7 @@ class _Search:
         variants = [
             Candidate(one.policy, {**one.config, **config}, text, one.ratio)
             for one in finalists
-            for config, text in admissions(self.strategy)[1:]
+            for config, text in admissions()[1:]
         ]
         ranked = [*ranked, *self._ranked(variants)]
         most = max(self._saved(result) for _, result in ranked)
@@ -209,31 +197,15 @@ class _Search:
             state_slots=budget.state_slots,
             kv_tokens=budget.kv_tokens,
             config=chosen.config,
-            strategy=self.strategy,
             expected=self._figures(result),
             stock=self._figures(stock[STOCK_RATIO]),
-            others=self._others(chosen, stock),
+            others=(self._stock_at_best_ratio(stock),),
         )
 
-    def _others(self, chosen: Candidate, stock: dict[float, ReplayResult]) -> tuple[Judged, ...]:
-        """What part of the gain is the ratio's, and another strategy's."""
+    def _stock_at_best_ratio(self, stock: dict[float, ReplayResult]) -> Judged:
+        """What part of the gain is the ratio's."""
         ratio = max(stock, key=lambda ratio: (self._saved(stock[ratio]), ratio == STOCK_RATIO))
-        variants = {}
-        if self.strategy != "no_buffer":
-            exact = parse_admission(chosen.admission)
-            exact = replace(exact, branch=1, decode_end=1, prompt_end=min(exact.prompt_end, 1))
-            label = "with --mamba-radix-cache-strategy no_buffer"
-            variants[label] = (chosen.policy, exact)
-        cells = [
-            self._cell(policy, admission, chosen.ratio) for policy, admission in variants.values()
-        ]
-        return (
-            Judged("stock SGLang, best ratio", ratio, self._figures(stock[ratio])),
-            *(
-                Judged(label, chosen.ratio, self._figures(result))
-                for label, result in zip(variants, self._run(cells), strict=True)
-            ),
-        )
+        return Judged("stock SGLang, best ratio", ratio, self._figures(stock[ratio]))
 
     def _stock(self) -> dict[float, ReplayResult]:
         # Judged at the default ratio even if not a state fits then: that is what happens.

@@ -7,7 +7,7 @@ import pytest
 from sglang_hybrid.config import CacheConfig
 from sglang_hybrid.sim import load_trace, recommend, sweep
 from sglang_hybrid.sim.admission import parse_admission
-from sglang_hybrid.sim.candidates import STRATEGIES, admissions, policies
+from sglang_hybrid.sim.candidates import admissions, policies
 from sglang_hybrid.sim.policy_spec import parse_policy
 
 MODEL = "nemotron-h-8b"
@@ -61,16 +61,13 @@ def test_memory_is_divided_as_the_server_would(advice):
     assert advice.memory_bytes == 4 * 2**30
     assert advice.flags[0] == "--cache hybrid-marconi"
     assert f"--mamba-full-memory-ratio {advice.ratio:g}" in advice.flags
-    assert [other.label for other in advice.others] == [
-        "stock SGLang, best ratio",
-        "with --mamba-radix-cache-strategy no_buffer",
-    ]
+    assert [other.label for other in advice.others] == ["stock SGLang, best ratio"]
     json.dumps(advice.to_dict(), allow_nan=False)
 
 
 def test_few_requests_are_all_judged():
     trace = load_trace(SHORT, limit=50)
-    advice = recommend(trace, MODEL, "4GiB", strategy="no_buffer", workers=1)
+    advice = recommend(trace, MODEL, "4GiB", workers=1)
     assert advice.judged_from == 0
     assert advice.expected.requests == 50
 
@@ -82,8 +79,7 @@ def test_defaults_are_kept_where_nothing_is_to_be_gained():
     assert advice.ratio == 0.9
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_server_can_do_what_is_tried(strategy):
+def test_the_server_can_do_what_is_tried():
     for policy, config in policies():
         parsed = CacheConfig.parse(json.dumps(config))
         assert parsed.is_tuned == (policy == "auto")
@@ -91,7 +87,7 @@ def test_the_server_can_do_what_is_tried(strategy):
             spec = parse_policy(policy)
             assert parsed.policy == spec.kind
             assert spec.kind in ("lru", "density") or parsed.effective_alpha == spec.alpha
-    for config, text in admissions(strategy):
+    for config, text in admissions():
         parsed, admission = CacheConfig.parse(config), parse_admission(text)
         assert parsed.min_gain_tokens == admission.min_gain_tokens
         assert parsed.ghost_forks == (admission.ghost_forks == 1)
@@ -101,13 +97,12 @@ def test_the_server_can_do_what_is_tried(strategy):
 
 
 @pytest.mark.parametrize(
-    ("memory", "strategy", "message"),
+    ("memory", "message"),
     [
-        ("1MB", "no_buffer", "memory of 1000000 bytes is not allowed.*give more memory"),
-        ("lots", "no_buffer", "'lots' is not allowed"),
-        ("4GiB", "buffer", "strategy 'buffer' is not allowed; allowed: extra_buffer, no_buffer"),
+        ("1MB", "memory of 1000000 bytes is not allowed.*give more memory"),
+        ("lots", "'lots' is not allowed"),
     ],
 )
-def test_what_is_refused(short, memory, strategy, message):
+def test_what_is_refused(short, memory, message):
     with pytest.raises(ValueError, match=message):
-        recommend(short, MODEL, memory, strategy=strategy)
+        recommend(short, MODEL, memory)

@@ -223,7 +223,6 @@ def test_problems_of_the_file_are_told(replay, tmp_path):
         ("--concurrent 2 --seconds-per-output-token -1", ["-1.0", "from 0 to 3600"]),
         ("--memory 3GiB", ["3GiB", "without --recommend"]),
         ("--recommend --memory 1MB", ["1000000 bytes", "give more memory"]),
-        ("--strategy x", ["--strategy 'x'", "extra_buffer, no_buffer"]),
         ("--hits h.jsonl", ["--hits h.jsonl", "4 replays", "exactly one"]),
         ("--json /no/such/x.json", ["/no/such/x.json", "make it first"]),
         ("--plot x.txt", ["x.txt", ".png, .svg, .pdf"]),
