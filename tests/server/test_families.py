@@ -28,7 +28,7 @@ CASES = {
     ),
     "kimi_linear": (make_kimi_linear, (*MARCONI, "extra_buffer"), ON_GRID),
 }
-# Of the others transformers and SGLang read different configurations, or compute in other dtypes.
+# Whose answers are compared with those of transformers too.
 ALSO_TRANSFORMERS = ("qwen3_next_no_buffer", "kimi_linear")
 
 
