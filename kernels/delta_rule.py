@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 CHUNK = 64
-PAD_SLOT_ID = -1
+_FEW_TOKENS = 8
 
 # Double precision makes the outputs, once rounded, almost independent of where a sequence was cut
 # into calls.
@@ -116,27 +116,50 @@ def _chunk(
 ) -> tuple[Tensor, Tensor]:
     """One chunk: arguments (heads, tokens, ...), state (heads, value_dim, key_dim)."""
     total = log_decay.cumsum(1)  # from the start of the chunk to each token
-    gap = total[:, :, None] - total[:, None]  # (heads, to, from, 1 or key_dim)
-    acausal = torch.ones(gap.shape[1:3], dtype=torch.bool).triu_(1)
-    decay = gap.masked_fill_(acausal[..., None], -torch.inf).exp_()
     from_start = total.exp()
+    of_keys, of_queries = _products(torch.stack([k, q]), k, total)
 
     # What each token adds: beta (v - S' k), where S' holds what the tokens before it have added.
-    system = beta * _products(k, k, decay).tril(-1)
+    system = beta * of_keys.tril(-1)
     alone = beta * (v - (k * from_start) @ state.mT)
     added = torch.linalg.solve_triangular(system, alone, upper=False, unitriangular=True)
 
-    y = (q * from_start) @ state.mT + _products(q, k, decay) @ added
+    y = (q * from_start) @ state.mT + of_queries @ added
     to_end = (total[:, -1:] - total).exp()
     state = state * from_start[:, -1:] + added.mT @ (k * to_end)
     return y * scale, state
 
 
-def _products(left: Tensor, right: Tensor, decay: Tensor) -> Tensor:
-    """Inner products of tokens, (heads, to, from), with the decay between the two."""
-    if decay.shape[-1] == 1:
-        return (left @ right.mT) * decay[..., 0]
-    return (left[:, :, None] * right[:, None] * decay).sum(-1)
+def _products(left: Tensor, right: Tensor, total: Tensor) -> Tensor:
+    """Inner products of tokens with the decay between the two; zero if `right` is the later one.
+
+    Args:
+        left: (..., heads, tokens, key_dim).
+        right: (heads, tokens, key_dim).
+        total: (heads, tokens, 1 or key_dim), logarithm of the decay up to each token.
+
+    Returns:
+        (..., heads, tokens, tokens).
+    """
+    tokens, channels = total.shape[1:]
+    if channels == 1 or tokens <= _FEW_TOKENS:
+        gap = total[:, :, None] - total[:, None]
+        acausal = torch.ones(tokens, tokens, dtype=torch.bool).triu_(1)
+        decay = gap.masked_fill_(acausal[..., None], -torch.inf).exp_()
+        if channels == 1:
+            return (left @ right.mT) * decay[..., 0]
+        return (left[..., :, None, :] * (right[:, None] * decay)).sum(-1)
+    # Between the halves every decay passes through one token. Split there, neither factor can
+    # overflow, and the products are those of two matrices.
+    half = tokens // 2
+    old, new = slice(0, half), slice(half, None)
+    middle = total[:, half - 1 : half]
+    out = left.new_zeros(*left.shape[:-1], tokens)
+    out[..., old, old] = _products(left[..., old, :], right[:, old], total[:, old])
+    out[..., new, new] = _products(left[..., new, :], right[:, new], total[:, new])
+    seen = right[:, old] * (middle - total[:, old]).exp()
+    out[..., new, old] = (left[..., new, :] * (total[:, new] - middle).exp()) @ seen.mT
+    return out
 
 
 def step(

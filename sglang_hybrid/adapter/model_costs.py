@@ -21,7 +21,9 @@ def kv_bytes_per_token(kv_pool: Any) -> float:
     attention_pool = getattr(kv_pool, "full_kv_pool", kv_pool)
     # One page beyond `size` takes the writes of padded tokens.
     tokens = attention_pool.size + attention_pool.page_size
-    return sum(attention_pool.get_kv_size_bytes()) / tokens
+    size = attention_pool.get_kv_size_bytes()
+    # Of keys and of values, or of the one latent that MLA makes both from.
+    return (sum(size) if isinstance(size, tuple) else size) / tokens
 
 
 def state_bytes(mamba_pool: Any) -> float:

@@ -4,8 +4,9 @@ SGLang chooses its Mamba operators by device at import; for a device that it doe
 names stay unbound and others are Triton kernels. Each row gives such a name its torch version.
 """
 
+import functools
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from sglang_hybrid.kernels import (
     extend_attention,
     gated_delta,
     gated_norm,
+    kda,
     shared_expert,
     ssd_scan,
     state_tracking,
@@ -27,6 +29,8 @@ _BACKEND = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
 _TORCH_NATIVE = "sglang.srt.layers.attention.torch_native_backend"
 _GDN_BACKEND = "sglang.srt.layers.attention.linear.gdn_backend"
 _GDN_KERNELS = "sglang.srt.layers.attention.linear.kernels.gdn_triton"
+_KDA_BACKEND = "sglang.srt.layers.attention.linear.kda_backend"
+_KDA_KERNELS = "sglang.srt.layers.attention.linear.kernels.kda_triton"
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,18 @@ def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
 _default_device_module = torch.get_device_module
 
 
+@functools.wraps(_default_device_module)  # torch's compiler unwraps it
 def _get_device_module(device: Any = None) -> Any:
     """Without an argument torch names its CUDA module, whether or not there is a device."""
     return torch.cpu if device is None else _default_device_module(device)
+
+
+def _latent_attention_handler(attention_backend: str) -> Callable[[Any, Any], Any]:
+    from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import (
+        AttnForwardMethod,
+    )
+
+    return lambda attention, forward_batch: AttnForwardMethod.MLA
 
 
 _UNBOUND = "left unbound by SGLang on an out-of-tree device"
@@ -113,6 +126,15 @@ PATCHES = (
         gated_delta.fused_recurrent_gated_delta_rule_packed_decode,
         _TRITON,
     ),
+    Patch(_KDA_BACKEND, "causal_conv1d_fn", causal_conv1d.causal_conv1d_fn, _TRITON),
+    Patch(_KDA_BACKEND, "causal_conv1d_update", causal_conv1d.causal_conv1d_update, _TRITON),
+    Patch(_KDA_KERNELS, "chunk_kda", kda.chunk_kda, _TRITON),
+    Patch(
+        _KDA_KERNELS,
+        "fused_recurrent_kda_packed_decode",
+        kda.fused_recurrent_kda_packed_decode,
+        _TRITON,
+    ),
     Patch(
         "sglang.srt.models.qwen3_next",
         "fused_qkvzba_split_reshape_cat",
@@ -130,6 +152,12 @@ PATCHES = (
         "fused_gate_sigmoid_mul_add",
         shared_expert.fused_gate_sigmoid_mul_add,
         _TRITON,
+    ),
+    Patch(
+        "sglang.srt.models.deepseek_common.attention_backend_handler",
+        "AttentionBackendRegistry.get_handler",
+        staticmethod(_latent_attention_handler),
+        "MLA without a prefix would bypass the pool, from which torch_native reads keys and values",
     ),
     Patch(
         "torch",

@@ -6,10 +6,12 @@ import math
 from types import SimpleNamespace
 
 import pytest
+import torch
 from harness import KV_LAYERS, STATE_LAYERS, make_pools, publish_server_args
 from sglang.srt.configs.mamba_utils import KimiLinearStateShape, Mamba2StateShape
+from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 
-from sglang_hybrid.adapter.model_costs import model_costs
+from sglang_hybrid.adapter.model_costs import kv_bytes_per_token, model_costs
 from sglang_hybrid.core.costs import ModelCosts
 from sglang_hybrid.core.model_layers import Dtypes, layers_of
 from sglang_hybrid.core.presets import PRESETS, grouped, load_model
@@ -33,6 +35,21 @@ def test_bytes_are_those_of_the_pools_and_unknown_models_are_estimated(caplog):
     # The weights are those of this rank already.
     assert costs.flops_linear == 2000
     assert "novel" in caplog.text
+
+
+def test_a_token_of_latent_attention_is_its_latent():
+    publish_server_args(1)
+    pool = MLATokenToKVPool(
+        128,
+        page_size=1,
+        dtype=torch.bfloat16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        layer_num=3,
+        device="cpu",
+        enable_memory_saver=False,
+    )
+    assert kv_bytes_per_token(pool) == 3 * (16 + 8) * 2
 
 
 @pytest.mark.parametrize("shards", [1, 2])

@@ -3,9 +3,12 @@
 import random
 
 import pytest
+import torch
 from cpu_server import launch
+from transformers import AutoModelForCausalLM
 
 from sglang_hybrid.model.families import make_falcon_h1, make_nemotron_h
+from sglang_hybrid.model.kimi_linear import make_kimi_linear
 from sglang_hybrid.model.make_model import make_small_model
 from sglang_hybrid.model.qwen3_next import make_qwen3_next
 
@@ -23,20 +26,24 @@ CASES = {
         (*MARCONI, "no_buffer", "--disable-overlap-schedule"),
         SHARED,
     ),
+    "kimi_linear": (make_kimi_linear, (*MARCONI, "extra_buffer"), ON_GRID),
 }
+# Whose answers are compared with those of transformers too.
+ALSO_TRANSFORMERS = ("qwen3_next_no_buffer", "kimi_linear")
 
 
 @pytest.fixture(scope="module", params=CASES)
 def served(request, tmp_path_factory):
+    """(server, what a third prompt hits, model that transformers is to run, or None)."""
     make, flags, third_hit = CASES[request.param]
     folder = tmp_path_factory.mktemp(request.param)
     model = make(folder / "model")
     with launch(model, None, *flags, log=folder / "server.log") as running:
-        yield running, third_hit
+        yield running, third_hit, model if request.param in ALSO_TRANSFORMERS else None
 
 
 def test_hits_and_misses_agree(served):
-    server, third_hit = served
+    server, third_hit, model = served
     rng = random.Random(0)
 
     def text(tokens):
@@ -59,3 +66,14 @@ def test_hits_and_misses_agree(served):
             strict=True,
         )
         assert max(abs(a[0] - b[0]) for a, b in pairs) < 0.1
+    if model is not None:
+        assert warm[-1]["output_ids"] == by_transformers(model, prompts[-1])
+
+
+def by_transformers(model, prompt):
+    """Greedy answer of an implementation that shares nothing with SGLang or with us."""
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    answer = loaded.generate(
+        torch.tensor([prompt]), do_sample=False, min_new_tokens=OUTPUT, max_new_tokens=OUTPUT
+    )
+    return answer[0, len(prompt) :].tolist()

@@ -1,4 +1,4 @@
-"""A wrong state shows in the Qwen3-Next model's output, and rounding does not.
+"""A wrong state shows in the output of the models with a delta rule, and rounding does not.
 
 Run by transformers, which knows nothing of ours; it carries states on one token at a time.
 """
@@ -9,18 +9,19 @@ import random
 import pytest
 import torch
 
+from sglang_hybrid.model.kimi_linear import make_kimi_linear
 from sglang_hybrid.model.qwen3_next import make_qwen3_next
 
 transformers = pytest.importorskip("transformers")
 
-PREFIXES = (40, 100, 250, 600)
+PREFIXES = (100, 600)
 FOLLOWING = 16
 FAULTS = ("zeroed", "one token early", "of another prefix", "of another beginning")
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = make_qwen3_next(tmp_path_factory.mktemp("qwen3_next"))
+@pytest.fixture(scope="module", params=[make_qwen3_next, make_kimi_linear])
+def model(request, tmp_path_factory):
+    folder = request.param(tmp_path_factory.mktemp("model"))
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
