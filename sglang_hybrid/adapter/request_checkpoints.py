@@ -66,20 +66,21 @@ class RequestCheckpoints:
 
     def _hand_over(self, req, insert_params, token_ids_len):
         """Have SGLang hand over the deepest state that ``req`` holds; returns its depth or 0."""
-        is_whole = token_ids_len == req.kv.kv_committed_len
-        if not self.cache.enable_mamba_extra_buffer:
+        kv, cache = req.kv, self.cache
+        is_whole = token_ids_len == kv.kv_committed_len
+        if not cache.enable_mamba_extra_buffer:
             # With --strip-thinking-cache less is kept than was computed, and there is
             # only the state of all that was computed.
             if not is_whole:
                 return 0
-        elif self.cache.saver is not None and is_whole and not token_ids_len % self.cache.page_size:
-            stops = self.cache.saver.stops
-            if stops is not None and stops.has_copy(req):
-                req.kv.mamba_last_track_idx = stops.SLOT
-                req.kv.mamba_last_track_seqlen = token_ids_len - 1
-            else:
-                self._track_running_state(req, token_ids_len)
-        elif self._is_overwritten(req):
+            return super().prepare_for_caching_req(req, insert_params, token_ids_len, True)
+        stops = None if cache.saver is None else cache.saver.stops
+        is_copied = stops is not None and stops.has_copy(req)
+        if is_whole and is_copied:
+            kv.mamba_last_track_idx, kv.mamba_last_track_seqlen = stops.SLOT, token_ids_len - 1
+        elif is_whole and cache.saver is not None and token_ids_len % cache.page_size == 0:
+            self._track_running_state(req, token_ids_len)
+        elif is_copied or self._is_overwritten(req):
             return 0
         return super().prepare_for_caching_req(req, insert_params, token_ids_len, True)
 

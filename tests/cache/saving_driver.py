@@ -22,6 +22,12 @@ def saving_cache(config=None, **options):
     return make_cache(config, **{"family": FAMILY, **options})
 
 
+def batch_of(reqs):
+    """What `Saver.prepare` reads of SGLang's batch."""
+    rows = torch.tensor([req.kv.req_pool_idx for req in reqs])
+    return SimpleNamespace(reqs=reqs, req_pool_indices=rows)
+
+
 class SavingDriver(Driver):
     """Serves requests whose prefill goes through `Saver.prepare`.
 
@@ -45,7 +51,7 @@ class SavingDriver(Driver):
         req.extend_end = end
         if cache.enable_mamba_extra_buffer:
             cache.saver.track_tail(req)
-        batch = SimpleNamespace(reqs=[req])
+        batch = batch_of([req])
         cache.saver.prepare(batch)
         cache.check_integrity()
         self._write_state(req, signature(req.full_untruncated_fill_ids[:end]))
@@ -85,8 +91,13 @@ class SavingDriver(Driver):
             if end == len(req.full_untruncated_fill_ids):
                 return req
 
-    def finish(self, req, output, in_flight=False):
-        """As `Driver.finish`; with a step ``in_flight`` the last token is computed too."""
+    def finish(self, req, output, in_flight=False, stops=False, kept=None):
+        """As `Driver.finish`; with a step ``in_flight`` the last token is computed too.
+
+        Args:
+            stops: whether the last token is one of the request's stop tokens.
+            kept: tokens that enter the tree, if not all that were computed.
+        """
         from sglang.srt.managers.schedule_batch import FINISH_LENGTH
         from sglang.srt.mem_cache.common import release_kv_cache
 
@@ -95,16 +106,32 @@ class SavingDriver(Driver):
         req.refresh_fill_ids()
         if end > req.kv.kv_allocated_len:
             self._reserve(req, req.kv.kv_allocated_len, end)
-        self._decode(req, end)
+        if stops:
+            req.sampling_params.stop_token_ids = {output[-1]}
+            del req.hybrid_stop_ids
+            self.cache.saver.stops.note(batch_of([req]))
+        self._decode(req, end, output[-1] if in_flight else None)
+        if kept is not None:
+            req.finished_len = kept - len(req.origin_input_ids)
         req.finished_reason = FINISH_LENGTH(length=len(output))
         release_kv_cache(req, self.cache, checkpoint=True)
         self.cache.check_integrity()
 
-    def _decode(self, req, end):
-        """Run decode up to ``end``, saving on pages as SGLang's decode does on its grid."""
+    def _decode(self, req, end, in_flight=None):
+        """Run decode up to ``end``, saving on pages as SGLang's decode does on its grid.
+
+        Args:
+            in_flight: the token that the last step computes, if it runs beyond the end.
+        """
         kv, pool = req.kv, self.cache.req_to_token_pool
         tokens, page = req.full_untruncated_fill_ids, self.cache.page_size
         for depth in range(len(req.origin_input_ids) + 1, end + 1):
+            if depth == end and in_flight is not None and self.cache.saver.stops is not None:
+                rows = torch.tensor([req.kv.req_pool_idx])
+                forward_batch = SimpleNamespace(
+                    req_pool_indices=rows, input_ids=torch.tensor([in_flight])
+                )
+                self.cache.saver.stops.before(forward_batch, 1)
             self._write_state(req, signature(tokens[:depth]))
             if self.cache.enable_mamba_extra_buffer and page > 1 and depth % page == 0:
                 index = kv.mamba_next_track_idx

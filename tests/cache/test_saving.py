@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from saving_driver import SavingDriver, saving_cache
+from saving_driver import SavingDriver, batch_of, saving_cache
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from test_stress import check_states, random_prompt
 
@@ -83,6 +83,31 @@ def test_a_sequence_ends_at_its_last_computed_token(options, in_flight):
     check_states(cache)
 
 
+@pytest.mark.parametrize("prompt_end", ["always", "never"])
+def test_a_sequence_that_a_stop_token_ends_continues_without_and_with_it(prompt_end):
+    cache = saving_cache({"prompt_end": prompt_end}, extra_buffer=True)
+    driver, answer = SavingDriver(cache), list(range(500, 540))
+    for follow in ([], [answer[-1]]):
+        running = driver.start(prompt(200, 0, 0))
+        driver.finish(running, answer, in_flight=True, stops=True)
+        assert depths(cache, "DECODE_END") == [239]
+        assert driver.serve([*prompt(200, 0, 0), *answer[:-1], *follow, 1, 2]) == 239
+        check_states(cache)
+        cache.reset()
+        cache.req_to_token_pool.clear()
+        cache.token_to_kv_pool_allocator.clear()
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_prompt_kept_without_its_answer_has_its_own_state_or_none(stops):
+    cache = saving_cache({"prompt_end": "never"}, extra_buffer=True)
+    driver = SavingDriver(cache)
+    running = driver.start(prompt(200, 0, 0))
+    driver.finish(running, list(range(500, 540)), in_flight=True, stops=stops, kept=200)
+    assert depths(cache) == ([] if stops else [200])
+    check_states(cache)
+
+
 def test_what_the_forward_did_not_write_is_not_handed_over(options):
     cache = saving_cache({"prompt_end": "always"}, **options)
     driver = SavingDriver(cache)
@@ -117,8 +142,7 @@ def test_requests_of_one_batch_save_a_shared_place_once():
     for req in reqs:
         driver._reserve(req, 0, 330)
         req.extend_end = 330
-    batch = type("Batch", (), {"reqs": reqs})()
-    cache.saver.prepare(batch)
+    cache.saver.prepare(batch_of(reqs))
     assert [len(req.hybrid_saved) for req in reqs] == [1, 0]
     for req in reqs:
         driver.abort(req)
@@ -167,7 +191,8 @@ def test_random_requests_in_tiny_pools(seed):
                 driver.abort(req)
             else:
                 in_flight = cache.enable_mamba_extra_buffer and rng.random() < 0.5
-                driver.finish(req, output, in_flight=in_flight)
+                stops = in_flight and cache.page_size == 1 and rng.random() < 0.5
+                driver.finish(req, output, in_flight=in_flight, stops=stops)
                 history = [*history[-11:], [*req.origin_input_ids, *output]]
         else:
             cache.evict(EvictParams(num_tokens=rng.randrange(60), mamba_num=rng.randrange(3)))
