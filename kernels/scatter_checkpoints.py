@@ -29,7 +29,8 @@ def scatter_checkpoints(
             in place.
         x: (tokens, dim), inputs of the convolution, any strides.
         query_start_loc: (rows + 1,) first flattened token of every sequence.
-        working_slots: (rows,) slot that holds each row's running state after the layer.
+        working_slots: (rows,) slot that holds each row's running state after the layer; read only
+            for checkpoints whose `state_index` is -1.
         rows: (n,) sequence of each checkpoint.
         ends: (n,) flattened position; the checkpoint is the state after all tokens of its row
             before it.
@@ -72,11 +73,10 @@ def scatter_checkpoints_torch(
     rows, ends, slots, state_index = (t[wanted] for t in (rows, ends, slots, state_index))
     if len(slots) == 0:
         return
-    values = ssm_pool[working_slots[rows].long()]
+    given = state_index >= 0
+    ssm_pool[slots[~given]] = ssm_pool[working_slots[rows[~given]].long()]
     if states is not None:
-        given = state_index >= 0
-        values[given] = states[state_index[given]].to(values.dtype)
-    ssm_pool[slots] = values
+        ssm_pool[slots[given]] = states[state_index[given]].to(ssm_pool.dtype)
 
     history = conv_pool.shape[2]
     tokens = ends[:, None] - history + torch.arange(history, device=ends.device)
