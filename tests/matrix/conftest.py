@@ -1,0 +1,30 @@
+"""One server per combination of flags, shared by the tests of it."""
+
+import combinations
+import pytest
+from cpu_server import launch
+
+from sglang_hybrid.model.make_model import make_small_model
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "small"
+    make_small_model(path)
+    return path
+
+
+def _parameter(combination):
+    marks = () if combination in combinations.SUBSET else pytest.mark.matrix
+    return pytest.param(combination, id=combination.name, marks=marks)
+
+
+@pytest.fixture(scope="session", params=map(_parameter, combinations.ALL))
+def combined(request, model, tmp_path_factory):
+    """A running server, and its combination."""
+    combination = request.param
+    log = tmp_path_factory.mktemp("log") / f"{combination.name}.log"
+    with launch(model, None, *combination.flags(), log=log) as server:
+        yield server, combination
+        text = log.read_text(errors="replace")
+        assert "Traceback" not in text, text[-4000:]
