@@ -30,7 +30,7 @@ class Combination:
 
     @property
     def is_legal(self) -> bool:
-        """Whether SGLang serves it: pages divide chunks; no_buffer has neither pages nor overlap."""
+        """Whether SGLang serves it: no_buffer knows neither pages nor overlap."""
         if self.strategy == "no_buffer" and (self.overlap or self.page != 1):
             return False
         return self.chunk % self.page == 0

@@ -1,4 +1,6 @@
-"""Shared prefixes on every combination of flags: where they hit, in how many passes, how exactly."""
+"""Shared prefixes on every combination of flags: hits, passes, answers."""
+
+import itertools
 
 import combinations
 import pytest
@@ -43,7 +45,7 @@ def test_four_prompts_share_a_prefix(combined, shared):
     for prompt in prompts:
         comparison.ask(prompt, OUTPUT)
         readings.append(counters(server))
-    steps = list(zip(readings, readings[1:], strict=False))
+    steps = list(itertools.pairwise(readings))
 
     assert [answer.hit for answer in comparison.answers] == hits
     assert [after["prefill_passes"] - before["prefill_passes"] for before, after in steps] == [
