@@ -4,15 +4,6 @@ import combinations
 import pytest
 from cpu_server import launch
 
-from sglang_hybrid.model.make_model import make_small_model
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model") / "small"
-    make_small_model(path)
-    return path
-
 
 def _parameter(combination):
     marks = () if combination in combinations.SUBSET else pytest.mark.matrix

@@ -38,7 +38,7 @@ def test_eight_at_once_and_some_are_given_up(served):
     server, _ = served
     server.flush()
     rng = random.Random(3)
-    prompts = [sharing(rng.choice(SHARED), i % 60, rng.randrange(1, 90)) for i in range(64)]
+    prompts = [sharing(rng.choice(SHARED), i, rng.randrange(1, 90)) for i in range(40)]
 
     def one(job):
         number, prompt = job
@@ -57,6 +57,6 @@ def test_eight_at_once_and_some_are_given_up(served):
     for number, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
         if not isinstance(result, bool):
             comparison.add(prompt, number % 24 + 1, answer_of(result))
-    assert len(comparison.answers) == 48
+    assert len(comparison.answers) == 30
     assert sum(answer.hit > 0 for answer in comparison.answers) > 10
     comparison.check()
