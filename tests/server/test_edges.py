@@ -93,7 +93,7 @@ def test_several_answers_to_one_prompt(roomy):
 def test_a_branch_in_every_chunk(roomy):
     server, setup = roomy
     comparison, trunk = Comparison(server), tokens(700, 5)
-    depths = range(37, 660, 89)
+    depths = range(37, 660, 178)
     comparison.ask(trunk, 2)
     for seed in (0, 1):
         for depth in depths:
