@@ -19,7 +19,7 @@ SMALL_MODEL := .model
 SMALL_MODEL_ARGS := --max-total-tokens 262144 --max-mamba-cache-size 256
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test lint bench paper clean
+.PHONY: help install serve test matrix lint bench paper clean
 
 help:
 	@echo 'make serve     run a server in the foreground: PORT, MODEL (default: a small model made'
@@ -27,6 +27,8 @@ help:
 	@echo '               --cache-config), ARGS (further flags of the server)'
 	@echo 'make install   build the environment: VENV (.venv), PYTHON (python3)'
 	@echo 'make test      run the tests'
+	@echo 'make matrix    run the server tests on every combination of flags; ARGS="-k page_64" for some,'
+	@echo '               ARGS=--stepwise to go on where the last run stopped'
 	@echo 'make lint      check style and types'
 	@echo 'make bench     run the benchmarks'
 	@echo 'make paper     rerun the experiments of the paper: TRACES (folder of stored traces)'
@@ -62,6 +64,9 @@ serve: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest tests $(ARGS)
+
+matrix: $(STAMP)
+	$(BIN)/python -m pytest tests/matrix -m 'matrix or not matrix' $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -21,3 +21,13 @@ def compiled_replay():
     admission = parse_admission("shipped")
     pools = Budget(1e6, state_slots=8, kv_tokens=4096)
     warm_up(Settings(costs, admission, pools, arms_for("auto", admission)))
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """Folder of the small model."""
+    from sglang_hybrid.model.make_model import make_small_model
+
+    path = tmp_path_factory.mktemp("model") / "small"
+    make_small_model(path)
+    return path

@@ -165,7 +165,6 @@ class RequestCheckpoints:
     def _prepare_unfinished(self, req, insert_params, token_ids_len):
         """A request still running gives a copy (or its tracked slot) for a fresh slot."""
         config, tracked = self.cache.config, self.cache.enable_mamba_extra_buffer
-        self._pending = self._take_saved(req)
         self._drop_unwritten_tail(req)
         rest = self.cache.prefill_target(req) - token_ids_len
         is_middle = rest > 0
@@ -181,6 +180,8 @@ class RequestCheckpoints:
         else:
             kind, setting = Kind.PROMPT_END, config.prompt_end
         slot = self.admit(req, setting, depth) if depth else None
+        # Only now: an eviction for that slot must find the saved ones with their request.
+        self._pending = self._take_saved(req)
         if slot is None:
             if is_last and depth:
                 # It stays in the request's own buffer, to be handed over at the end.

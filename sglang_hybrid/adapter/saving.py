@@ -143,7 +143,7 @@ class Saver:
             req.mamba_branching_seqlen, req.hybrid_branch_kind = places.pop()
         if self._family is None:
             return []
-        saved = []
+        depths, req.hybrid_saved = [], list(saved_of(req))
         for depth, kind in places:
             # Requests that run side by side may want the same: one of them saves it.
             if any(_shares(req, other, depth) for other in planned.setdefault(depth, [])):
@@ -151,10 +151,11 @@ class Saver:
             slot = cache.take_checkpoint_slot(req, depth)
             if slot is not None:
                 planned[depth].append(req)
-                saved.append(Saved(depth, kind, slot, saves))
+                # At once: the next slot's eviction must find this one with its request.
+                req.hybrid_saved.append(Saved(depth, kind, slot, saves))
                 saves.add_inside(slot)
-        req.hybrid_saved = saved_of(req) + saved
-        return [each.depth for each in saved]
+                depths.append(depth)
+        return depths
 
     def _save_tail(self, saves: ForwardSaves, req: Req) -> list[int]:
         """Save the end of ``req``'s row to its tracking slot; returns the depth if inside."""

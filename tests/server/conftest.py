@@ -5,15 +5,6 @@ from cpu_server import launch
 from setups import SETUPS
 from workload import reference_outputs
 
-from sglang_hybrid.model.make_model import make_small_model
-
-
-@pytest.fixture(scope="session")
-def model(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model") / "small"
-    make_small_model(path)
-    return path
-
 
 @pytest.fixture(scope="session")
 def reference(model, tmp_path_factory):

@@ -34,14 +34,26 @@ class CpuServer:
     url: str
     log: Path
 
-    def generate(self, input_ids: list[int], max_new_tokens: int, **options) -> dict:
-        """One greedy ``/generate`` request; returns the response."""
+    def generate(
+        self,
+        input_ids: list[int],
+        max_new_tokens: int,
+        sampling: Mapping[str, object] | None = None,
+        **options,
+    ) -> dict:
+        """One greedy ``/generate`` request; returns the response.
+
+        Args:
+            sampling: further sampling parameters.
+            options: further fields of the request.
+        """
         body = {
             "input_ids": input_ids,
             "sampling_params": {
                 "max_new_tokens": max_new_tokens,
                 "temperature": 0,
                 "ignore_eos": True,
+                **(sampling or {}),
             },
             **options,
         }

@@ -1,10 +1,6 @@
-"""SGLang's launcher with a cache that errs on rank 1. Run as a script, like the launcher.
+"""SGLang's launcher with a cache that errs on rank 1. Run as a script, like the launcher."""
 
-The schedulers import this module again, so that the change is made in each of them.
-"""
-
-import os
-import sys
+import launcher
 
 from sglang_hybrid.adapter import tree_view
 
@@ -24,13 +20,4 @@ def _choose_wrongly(view):
 tree_view.TreeView.state_victim = _choose_wrongly
 
 if __name__ == "__main__":
-    from sglang.launch_server import run_server
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.server_args import prepare_server_args
-    from sglang.srt.utils import kill_process_tree
-
-    load_plugins()
-    try:
-        run_server(prepare_server_args(sys.argv[1:]))
-    finally:
-        kill_process_tree(os.getpid(), include_parent=False)
+    launcher.main()

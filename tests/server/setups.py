@@ -1,9 +1,10 @@
 """The servers that the tests share, and what each should hit."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 GRID = 64
+"""Where the forward keeps one state, it lies on a multiple of this."""
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Setup:
         chunk: chunked prefill size, in tokens.
         page: page size, in tokens.
         args: further flags.
+        branch_checkpoint: of ``--cache-config``.
     """
 
     name: str
@@ -24,15 +26,17 @@ class Setup:
     chunk: int
     page: int = 1
     args: tuple[str, ...] = ()
-    config: dict = field(default_factory=dict)
+    branch_checkpoint: str = "exact"
 
     @property
-    def exact(self) -> bool:
-        return self.strategy == "no_buffer"
+    def grid(self) -> int:
+        """Tokens between two states that can be kept."""
+        return GRID if self.branch_checkpoint == "chunk" else self.page
 
     def flags(self) -> list[str]:
         # A fixed policy: what is hit must not depend on what was served before.
-        config = {"policy": "utility", "min_gain_tokens": 1, "strict": True, **self.config}
+        config = {"policy": "utility", "min_gain_tokens": 1, "strict": True}
+        config["branch_checkpoint"] = self.branch_checkpoint
         flags = ["--cache", "hybrid-marconi", "--cache-config", json.dumps(config)]
         flags += ["--mamba-radix-cache-strategy", self.strategy]
         flags += ["--max-mamba-cache-size", str(self.slots), "--max-total-tokens", "4096"]
@@ -40,8 +44,8 @@ class Setup:
         return [*flags, *self.args]
 
     def reachable(self, tokens: int) -> int:
-        """The deepest checkpoint that a branch at ``tokens`` gets."""
-        return tokens if self.exact else tokens - tokens % GRID
+        """The deepest checkpoint up to ``tokens``: a page of the tree has one state, at its end."""
+        return tokens - tokens % self.grid
 
     def second_hit(self, shared: int) -> int:
         """What the second of several prompts that share a prefix hits: a chunk boundary."""
@@ -49,9 +53,16 @@ class Setup:
 
 
 SETUPS = [
-    Setup("no_buffer", "no_buffer", 12, 2048, args=("--disable-overlap-schedule",)),
     Setup("extra_buffer", "extra_buffer", 20, 2048, args=("--enable-metrics",)),
-    Setup("no_buffer_chunked_8", "no_buffer", 8, 128, args=("--disable-overlap-schedule",)),
+    Setup("extra_buffer_chunk", "extra_buffer", 20, 2048, branch_checkpoint="chunk"),
+    Setup(
+        "no_buffer_split_8",
+        "no_buffer",
+        8,
+        128,
+        args=("--disable-overlap-schedule",),
+        branch_checkpoint="split",
+    ),
     Setup(
         "extra_buffer_page_64_no_overlap_8",
         "extra_buffer",
@@ -69,3 +80,4 @@ SETUPS = [
         args=("--enable-mixed-chunk",),
     ),
 ]
+"""The strategy no_buffer with states inside the prefill is among the servers of tests/matrix."""

@@ -6,8 +6,7 @@ import time
 import pytest
 import requests
 import scrape
-from test_serving import hit, sharing, tokens
-from workload import counters
+from workload import counters, hit, sharing, tokens
 
 from sglang_hybrid.adapter.counters import Counters
 from sglang_hybrid.adapter.metric_table import KINDS, METRICS, Snapshot

@@ -1,25 +1,20 @@
 """What a real server hits and answers, in every strategy."""
 
-import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import requests
-from workload import NOISE, REQUESTS, counters, first_difference, prompts, run
-
-
-def tokens(count: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(32, 127) for _ in range(count)]
-
-
-def sharing(shared: int, continuation: int) -> list[int]:
-    """A prompt whose first ``shared`` tokens are those of every continuation."""
-    return [*tokens(shared, shared), 32 + continuation, *tokens(80, 1000 + continuation)]
-
-
-def hit(server, prompt, length=4) -> int:
-    return server.generate(prompt, length)["meta_info"]["cached_tokens"]
+from workload import (
+    NOISE,
+    REQUESTS,
+    counters,
+    first_difference,
+    hit,
+    prompts,
+    run,
+    sharing,
+    tokens,
+)
 
 
 @pytest.mark.parametrize("shared", [63, 64, 65, 128, 250, 1000])

@@ -4,8 +4,9 @@ import random
 
 import pytest
 import requests
+from comparison import Comparison
 from cpu_server import launch
-from workload import counters
+from workload import counters, sharing
 
 FLAGS = [
     *("--tp-size", "2", "--cache", "hybrid-marconi"),
@@ -48,6 +49,12 @@ def test_two_ranks_tune_and_evict_alike(model, tmp_path, compiled_replay):
         assert counters(server)["evicted_states"] > 50
         assert sum(tuning(server)["switches"].values()) >= 1
         server.flush()
+        comparison = Comparison(server)
+        for shared in (65, 250):
+            for i in range(4):
+                comparison.ask(sharing(shared, i), 4)
+            assert [answer.hit for answer in comparison.answers[-2:]] == [shared] * 2
+        comparison.check()
     text = log.read_text(errors="replace")
     assert DIVERGENCE not in text
     assert "hybrid-marconi" in text and "Traceback" not in text

@@ -1,4 +1,4 @@
-"""Two hundred requests of mixed prefixes, and how two servers' outputs compare."""
+"""Prompts of the server tests; two hundred mixed ones, and how two servers' outputs compare."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -21,19 +21,33 @@ class Output:
     margins: list[float]
 
 
+def tokens(count: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(32, 127) for _ in range(count)]
+
+
+def sharing(shared: int, continuation: int, own: int = 81) -> list[int]:
+    """A prompt whose first ``shared`` tokens are those of every continuation."""
+    return [*tokens(shared, shared), 32 + continuation, *tokens(own - 1, 1000 + continuation)]
+
+
+def hit(server, prompt, length=4) -> int:
+    return server.generate(prompt, length)["meta_info"]["cached_tokens"]
+
+
 def prompts(seed: int = 0) -> list[tuple[list[int], int]]:
     """``(prompt, max_new_tokens)``: shared prefixes of several lengths, and unique ones."""
     rng = random.Random(seed)
 
-    def tokens(count):
+    def more(count):
         return [rng.randrange(32, 127) for _ in range(count)]
 
-    families = [tokens(length) for length in (70, 128, 250, 400, 33, 200)]
-    trunks = [family + tokens(60) for family in families for _ in range(2)]
+    families = [more(length) for length in (70, 128, 250, 400, 33, 200)]
+    trunks = [family + more(60) for family in families for _ in range(2)]
     made = []
     for _ in range(REQUESTS):
         start = rng.choice([*families, *trunks, []])
-        made.append((start + tokens(rng.randrange(5, 120)), rng.randrange(2, 20)))
+        made.append((start + more(rng.randrange(5, 120)), rng.randrange(2, 20)))
         if rng.random() < 0.15:  # the same prompt again, or a part of an earlier one
             prompt, length = rng.choice(made)
             made.append((prompt[: rng.randrange(1, len(prompt) + 1)], length))

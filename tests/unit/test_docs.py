@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     "README.md",
     "docs/design.md",
+    "docs/exactness.md",
     "docs/operations.md",
     "docs/benchmarks.md",
     "docs/traces.md",
