@@ -47,6 +47,8 @@ class ForwardSaves:
     lengths: Tensor
     turns: tuple[Tensor, ...]
     back: Tensor
+    _targets: Tensor
+    _ends: tuple[Tensor, Tensor]
 
     def __init__(self, pool: HybridReqToTokenPool, plan: TrackPlan) -> None:
         self.plan = plan
@@ -68,6 +70,13 @@ class ForwardSaves:
         """Copy what is in slot ``running`` when the forward ends; both of shape [1]."""
         self._end_sources.append(running)
         self._end_slots.append(slot)
+
+    def seal(self) -> None:
+        """All is added: read the slots now, before a request's buffer changes."""
+        if self._slots:
+            self._targets = torch.cat(self._slots)
+        if self._end_slots:
+            self._ends = torch.cat(self._end_sources), torch.cat(self._end_slots)
 
     def __bool__(self) -> bool:
         return bool(self._slots or self._end_slots)
@@ -91,12 +100,13 @@ class ForwardSaves:
         lengths = [end - start for end, start in zip(plan.ends, plan.starts, strict=True)]
         turns = plan.turns()
         order = [index for turn in turns for index in turn]
+        back = sorted(range(count), key=order.__getitem__)
         columns = (
             *(plan.rows, plan.ends, plan.chunks, plan.starts, lengths, plan.window_index),
-            *(order, [order.index(index) for index in range(count)]),
+            *(order, back),
         )
         values = [value for column in columns for value in column] + plan.window_rows
-        device = self._slots[0].device
+        device = self._targets.device
         packed = torch.tensor(
             values, dtype=torch.int64, pin_memory=is_pin_memory_available(device)
         ).to(device, non_blocking=True)
@@ -105,7 +115,7 @@ class ForwardSaves:
         self._window_index, order, self.back = on_device[5:]
         self.turns = order.split([len(turn) for turn in turns])
         self._window_rows = packed[len(columns) * count :]
-        self._targets = self._pool.translate_mamba_indices(torch.cat(self._slots))
+        self._targets = self._pool.translate_mamba_indices(_used(self._targets))
 
     def windows_before(self, conv_pool: Tensor, running: Tensor) -> Tensor | None:
         """The convolution states, before the layer, of rows that need them.
@@ -155,7 +165,7 @@ class ForwardSaves:
         """The forward has run: copy the running states."""
         if not self._end_slots:
             return
-        sources, targets = torch.cat(self._end_sources), torch.cat(self._end_slots)
+        sources, targets = map(_used, self._ends)
         if is_plain(self._pool):
             everywhere = torch.ones(len(sources), dtype=torch.bool, device=sources.device)
             copy_states(self._pool, sources, targets, everywhere)
@@ -175,6 +185,13 @@ class ForwardSaves:
     @property
     def ends_written(self) -> bool:
         return self._ends_written
+
+
+def _used(tensor: Tensor) -> Tensor:
+    """``tensor``, of the scheduler's stream, which the running one reads from now on."""
+    if tensor.device.type != "cpu":
+        tensor.record_stream(torch.get_device_module(tensor.device).current_stream())
+    return tensor
 
 
 class _Active:

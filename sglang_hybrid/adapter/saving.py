@@ -130,6 +130,7 @@ class Saver:
             depths = [*self._save_wanted(saves, req, planned), *self._save_tail(saves, req)]
             plan.add_row(req.extend_len, [depth - req.prefix_len for depth in depths])
         if saves:
+            saves.seal()
             batch.hybrid_saves = saves
 
     def _save_wanted(self, saves: ForwardSaves, req: Req, planned: _Planned) -> list[int]:

@@ -87,6 +87,7 @@ def saves_of_tracked():
     saves = ForwardSaves(SimpleNamespace(translate_mamba_indices=lambda slots: slots), plan)
     for slot in range(len(TRACKED)):
         saves.add_inside(torch.tensor([slot]))
+    saves.seal()
     saves.begin()
     return saves
 
