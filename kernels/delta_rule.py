@@ -118,16 +118,39 @@ def _chunk(
     total = log_decay.cumsum(1)  # from the start of the chunk to each token
     from_start = total.exp()
     of_keys, of_queries = _products(torch.stack([k, q]), k, total)
+    added = _added(of_keys, k, v, from_start, beta, state)
+    y = (q * from_start) @ state.mT + of_queries @ added
+    return y * scale, _end(k, added, total, state)
 
-    # What each token adds: beta (v - S' k), where S' holds what the tokens before it have added.
+
+def state_after(k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+    """The state behind up to a chunk of tokens, of which no outputs are needed.
+
+    Args:
+        k: (heads, tokens, key_dim).
+        v: (heads, tokens, value_dim).
+        log_decay: (heads, tokens, 1 or key_dim).
+        beta: (heads, tokens, 1).
+        state: (heads, value_dim, key_dim).
+    """
+    total = log_decay.cumsum(1)
+    added = _added(_products(k, k, total), k, v, total.exp(), beta, state)
+    return _end(k, added, total, state)
+
+
+def _added(
+    of_keys: Tensor, k: Tensor, v: Tensor, from_start: Tensor, beta: Tensor, state: Tensor
+) -> Tensor:
+    """What each token adds: beta (v - S' k), where S' holds what the tokens before have added."""
     system = beta * of_keys.tril(-1)
     alone = beta * (v - (k * from_start) @ state.mT)
-    added = torch.linalg.solve_triangular(system, alone, upper=False, unitriangular=True)
+    return torch.linalg.solve_triangular(system, alone, upper=False, unitriangular=True)
 
-    y = (q * from_start) @ state.mT + of_queries @ added
+
+def _end(k: Tensor, added: Tensor, total: Tensor, state: Tensor) -> Tensor:
+    """The state behind the chunk, whose decay is ``total`` up to each token."""
     to_end = (total[:, -1:] - total).exp()
-    state = state * from_start[:, -1:] + added.mT @ (k * to_end)
-    return y * scale, state
+    return state * total[:, -1:].exp() + added.mT @ (k * to_end)
 
 
 def _products(left: Tensor, right: Tensor, total: Tensor) -> Tensor:
