@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
+from .advance_mamba2 import advance_mamba2_torch
+
 # Segments per block of the quadratic part: bounds its memory, which is
 # segments * heads * chunk^2 elements.
 _BLOCK_ELEMENTS = 1 << 23
@@ -35,10 +37,10 @@ class _Segments:
     ends_chunk: list[bool]  # for each segment: whether it ends on its sequence's own chunk grid
 
 
-def _cut(bounds: Sequence[int], chunk_size: int, extra_cuts: Sequence[int]) -> _Segments:
+def _cut(bounds: Sequence[int], chunk_size: int) -> _Segments:
     total = bounds[-1]
     own_grid = {p for a, b in itertools.pairwise(bounds) for p in range(a, b, chunk_size)}
-    cuts = sorted({*bounds, *own_grid, *range(0, total, chunk_size), *extra_cuts})
+    cuts = sorted({*bounds, *own_grid, *range(0, total, chunk_size)})
     starts = cuts[:-1]
     lens = [b - a for a, b in itertools.pairwise(cuts)]
     first_of_seq = [bisect.bisect_left(starts, b) for b in bounds[:-1]] + [len(starts)]
@@ -112,7 +114,7 @@ def mamba_chunk_scan_combined(
     bounds = [0, tokens] if cu_seqlens is None else cu_seqlens.tolist()
     tracked = [] if track_end_locs is None else track_end_locs.tolist()
     tracked_seqs = [] if track_seq_idx is None else track_seq_idx.tolist()
-    cut = _cut(bounds, chunk_size, tracked)
+    cut = _cut(bounds, chunk_size)
 
     step = dt[0].to(_COMPUTE)
     if dt_bias is not None:
@@ -121,12 +123,12 @@ def mamba_chunk_scan_combined(
         step = softplus(step)
     step = step.clamp(*dt_limit)
 
-    inputs = x[0].to(_COMPUTE)
+    inputs, b = x[0].to(_COMPUTE), B[0].to(_COMPUTE)
     y, before, after = _scan_segments(
         inputs,
         step,
         A.to(_COMPUTE),
-        B[0].to(_COMPUTE),
+        b,
         C[0].to(_COMPUTE),
         cut,
         initial_states,
@@ -140,14 +142,14 @@ def mamba_chunk_scan_combined(
         out[0] = y
 
     dtype = C.dtype if state_dtype is None else state_dtype
-    last = _states_at(bounds[1:], range(len(bounds) - 1), cut, before, after, initial_states)
+    last = _last_states(cut, after, initial_states)
     varlen_states = last.to(dtype)
     grid = [bisect.bisect_left(cut.starts, c) for c in range(0, tokens, chunk_size)]
     states = before[grid].unsqueeze(0).to(dtype)
     if return_track_states:
         track_states = None
         if tracked:
-            at = _states_at(tracked, tracked_seqs, cut, before, after, initial_states)
+            at = _states_inside(tracked, tracked_seqs, cut, before, after, inputs, step, A, b)
             track_states = at.unsqueeze(0).to(dtype)
         return states, varlen_states, track_states
     final_states = varlen_states[-1:]
@@ -163,27 +165,50 @@ def mamba_chunk_scan_combined(
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _states_at(
-    positions: Sequence[int],
-    seqs: Sequence[int],
-    cut: _Segments,
-    before: Tensor,
-    after: Tensor,
-    initial_states: Tensor | None,
-) -> Tensor:
-    """State of each sequence after its tokens before each (flattened) position."""
+def _last_states(cut: _Segments, after: Tensor, initial_states: Tensor | None) -> Tensor:
+    """State of each sequence after all of its tokens."""
     rows = []
-    for position, seq in zip(positions, seqs, strict=True):
-        first = cut.first_of_seq[seq]
-        # Position p is the end of the segment just before the first one that starts at >= p.
-        segment = bisect.bisect_left(cut.starts, position) - 1
-        if segment >= first:
-            rows.append(after[segment])
+    for seq, (first, end) in enumerate(itertools.pairwise(cut.first_of_seq)):
+        if end > first:
+            rows.append(after[end - 1])
         elif initial_states is not None:
             rows.append(initial_states[seq].to(after.dtype))
         else:
             rows.append(after.new_zeros(after.shape[1:]))
     return torch.stack(rows) if rows else after[:0]
+
+
+def _states_inside(
+    positions: Sequence[int],
+    seqs: Sequence[int],
+    cut: _Segments,
+    before: Tensor,
+    after: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+) -> Tensor:
+    """State of each sequence after its tokens before each (flattened) position, float32.
+
+    The scan is not cut there, which would cost as much as another chunk: a position's segment
+    is read a second time up to it.
+    """
+    # Position p lies in the segment just before the first one that starts at >= p, if that is
+    # one of its sequence.
+    segments = [
+        max(bisect.bisect_left(cut.starts, p) - 1, cut.first_of_seq[seq])
+        for p, seq in zip(positions, seqs, strict=True)
+    ]
+    lengths = [p - cut.starts[s] for p, s in zip(positions, segments, strict=True)]
+    index, starts = torch.tensor(segments), torch.tensor(cut.starts)
+    states = advance_mamba2_torch(
+        before, index, starts[index], torch.tensor(lengths), x[None], dt[None], A, B[None]
+    )
+    # Where a segment ends, to the last bit what the scan itself goes on from.
+    is_end = torch.tensor([n == cut.lens[s] for n, s in zip(lengths, segments, strict=True)])
+    states[is_end] = after[index[is_end]].float()
+    return states
 
 
 def _scan_segments(
