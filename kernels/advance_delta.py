@@ -1,9 +1,11 @@
-"""The gated delta rule from token to token, in plain torch; shared by GDN and KDA."""
+"""The gated delta rule up to a token inside a chunk, in plain torch; shared by GDN and KDA."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from .delta_rule import state_after
 
 L2NORM_EPS = 1e-6  # as in SGLang's l2norm of queries and keys
 
@@ -22,7 +24,7 @@ def advance_delta_rule_torch(
     beta: Callable[[Tensor], Tensor],
     l2norm: bool,
 ) -> Tensor:
-    """One loop over the tokens of a chunk, vectorised over checkpoints and heads.
+    """One chunk after another in closed form, as the scan computes it (`delta_rule`).
 
     Per value head and token: ``S <- S exp(g)``, ``u = beta (v - S k)``, ``S <- S + u k^T``.
 
@@ -38,25 +40,21 @@ def advance_delta_rule_torch(
     Returns:
         (n, value_heads, value_dim, key_dim), float32.
     """
-    if h_index.shape[0] == 0:
-        return torch.empty(0, *h.shape[1:], dtype=torch.float32, device=h.device)
-    # Longest first, so that those that still run are always the first rows.
-    order = torch.argsort(lengths, descending=True)
-    starts, lengths = starts[order], lengths[order]
-    state = h[h_index[order]].to(COMPUTE)
+    out = h[h_index].to(COMPUTE)
     per_key_head = v.shape[2] // k.shape[2]
-    for t in range(int(lengths[0])):
-        running = int((lengths > t).sum())
-        tokens = starts[:running] + t
+    spans = zip(starts.tolist(), lengths.tolist(), strict=True)
+    for checkpoint, (start, length) in enumerate(spans):
+        if length == 0:
+            continue
+        tokens = torch.arange(start, start + length, device=h.device)
         key = k[0, tokens].to(COMPUTE)
         if l2norm:
             key = key / torch.sqrt(key.square().sum(-1, keepdim=True) + L2NORM_EPS)
-        key = key.repeat_interleave(per_key_head, dim=1)
-        s = state[:running]
-        s *= torch.exp(log_decay(tokens))[:, :, None, :]
-        predicted = (s @ key[..., None]).squeeze(-1)
-        update = beta(tokens)[..., None] * (v[0, tokens].to(COMPUTE) - predicted)
-        s.addcmul_(update[..., None], key[:, :, None, :])
-    out = torch.empty_like(state, dtype=torch.float32)
-    out[order] = state.float()
-    return out
+        out[checkpoint] = state_after(
+            key.repeat_interleave(per_key_head, dim=1).transpose(0, 1),
+            v[0, tokens].to(COMPUTE).transpose(0, 1),
+            log_decay(tokens).transpose(0, 1),
+            beta(tokens).t()[..., None],
+            out[checkpoint],
+        )
+    return out.float()

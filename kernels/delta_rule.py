@@ -115,21 +115,45 @@ def _chunk(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, scale: float, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """One chunk: arguments (heads, tokens, ...), state (heads, value_dim, key_dim)."""
-    total = log_decay.cumsum(1)  # from the start of the chunk to each token
-    gap = total[:, :, None] - total[:, None]  # (heads, to, from, 1 or key_dim)
-    acausal = torch.ones(gap.shape[1:3], dtype=torch.bool).triu_(1)
-    decay = gap.masked_fill_(acausal[..., None], -torch.inf).exp_()
-    from_start = total.exp()
+    from_start, decay = _decays(log_decay)
+    added = _added(k, v, from_start, decay, beta, state)
+    y = (q * from_start) @ state.mT + _products(q, k, decay) @ added
+    return y * scale, _end(k, added, from_start, decay, state)
 
-    # What each token adds: beta (v - S' k), where S' holds what the tokens before it have added.
+
+def state_after(k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+    """The state behind up to a chunk of tokens, of which no outputs are needed.
+
+    Args:
+        k: (heads, tokens, key_dim).
+        v: (heads, tokens, value_dim).
+        log_decay: (heads, tokens, 1 or key_dim).
+        beta: (heads, tokens, 1).
+        state: (heads, value_dim, key_dim).
+    """
+    from_start, decay = _decays(log_decay)
+    return _end(k, _added(k, v, from_start, decay, beta, state), from_start, decay, state)
+
+
+def _decays(log_decay: Tensor) -> tuple[Tensor, Tensor]:
+    """From the chunk's start to each token, and between tokens (heads, to, from, ...)."""
+    total = log_decay.cumsum(1)
+    gap = total[:, :, None] - total[:, None]
+    acausal = torch.ones(gap.shape[1:3], dtype=torch.bool, device=gap.device).triu_(1)
+    return total.exp(), gap.masked_fill_(acausal[..., None], -torch.inf).exp_()
+
+
+def _added(
+    k: Tensor, v: Tensor, from_start: Tensor, decay: Tensor, beta: Tensor, state: Tensor
+) -> Tensor:
+    """What each token adds: beta (v - S' k), where S' holds what the tokens before have added."""
     system = beta * _products(k, k, decay).tril(-1)
     alone = beta * (v - (k * from_start) @ state.mT)
-    added = torch.linalg.solve_triangular(system, alone, upper=False, unitriangular=True)
+    return torch.linalg.solve_triangular(system, alone, upper=False, unitriangular=True)
 
-    y = (q * from_start) @ state.mT + _products(q, k, decay) @ added
-    to_end = (total[:, -1:] - total).exp()
-    state = state * from_start[:, -1:] + added.mT @ (k * to_end)
-    return y * scale, state
+
+def _end(k: Tensor, added: Tensor, from_start: Tensor, decay: Tensor, state: Tensor) -> Tensor:
+    return state * from_start[:, -1:] + added.mT @ (k * decay[:, -1])
 
 
 def _products(left: Tensor, right: Tensor, decay: Tensor) -> Tensor:
