@@ -20,8 +20,8 @@ def advance_delta_rule_torch(
     lengths: Tensor,
     k: Tensor,
     v: Tensor,
-    log_decay: Callable[[Tensor], Tensor],
-    beta: Callable[[Tensor], Tensor],
+    log_decay: Callable[[slice], Tensor],
+    beta: Callable[[slice], Tensor],
     l2norm: bool,
 ) -> Tensor:
     """One chunk after another in closed form, as the scan computes it (`delta_rule`).
@@ -33,8 +33,8 @@ def advance_delta_rule_torch(
         h_index, starts, lengths: (n,), as in `advance_gdn`.
         k: (1, tokens, key_heads, key_dim).
         v: (1, tokens, value_heads, value_dim).
-        log_decay: from (rows,) token indices to (rows, value_heads, 1 or key_dim), float64.
-        beta: from (rows,) token indices to (rows, value_heads), float64.
+        log_decay: from a slice of tokens to theirs, (len, value_heads, 1 or key_dim), float64.
+        beta: from a slice of tokens to theirs, (len, value_heads), float64.
         l2norm: keys are divided by their length.
 
     Returns:
@@ -46,7 +46,7 @@ def advance_delta_rule_torch(
     for checkpoint, (start, length) in enumerate(spans):
         if length == 0:
             continue
-        tokens = torch.arange(start, start + length, device=h.device)
+        tokens = slice(start, start + length)
         key = k[0, tokens].to(COMPUTE)
         if l2norm:
             key = key / torch.sqrt(key.square().sum(-1, keepdim=True) + L2NORM_EPS)

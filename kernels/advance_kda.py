@@ -77,13 +77,13 @@ def advance_kda_torch(
     rate = A_log.to(COMPUTE).reshape(heads, 1).exp()
     bias = 0.0 if dt_bias is None else dt_bias.to(COMPUTE).reshape(heads, key_dim)
 
-    def log_decay(tokens: Tensor) -> Tensor:
+    def log_decay(tokens: slice) -> Tensor:
         raw = a[0, tokens].to(COMPUTE) + bias
         if lower_bound is None:
             return -rate * softplus(raw)
         return lower_bound * torch.sigmoid(rate * raw)
 
-    def gain(tokens: Tensor) -> Tensor:
+    def gain(tokens: slice) -> Tensor:
         value = beta[0, tokens].to(COMPUTE)
         return torch.sigmoid(value) if beta_is_raw else value
 

@@ -179,6 +179,8 @@ def _shares(req: Req, other: Req, depth: int) -> bool:
     return (
         req.extra_key == other.extra_key
         and req.cache_salt == other.cache_salt
+        # Of requests that are equally deep by chance, this spares copying the prefixes.
+        and req.full_untruncated_fill_ids[depth - 1] == other.full_untruncated_fill_ids[depth - 1]
         and req.full_untruncated_fill_ids[:depth] == other.full_untruncated_fill_ids[:depth]
     )
 
