@@ -8,8 +8,10 @@ of which nothing is cached.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import json
+import os
 import pkgutil
 from array import array
 from collections.abc import Iterator, Sequence
@@ -30,7 +32,15 @@ from sglang_hybrid.adapter import hooks
 from sglang_hybrid.core.checkpoints import Kind
 
 FLAGS = (
-    *("--device", "cpu", "--mem-fraction-static", "0.5", "--skip-tokenizer-init"),
+    *(
+        "--device",
+        "cpu",
+        "--dtype",
+        "float32",
+        "--mem-fraction-static",
+        "0.5",
+        "--skip-tokenizer-init",
+    ),
     *("--cache", "hybrid-marconi", "--cache-config", json.dumps({"policy": "utility"})),
     *("--mamba-radix-cache-strategy", "extra_buffer", "--chunked-prefill-size", "16384"),
     *("--max-mamba-cache-size", "512", "--max-total-tokens", "32768"),
@@ -47,6 +57,7 @@ class Prefills:
     """
 
     def __init__(self, model: Path) -> None:
+        os.environ["SGLANG_MAMBA_CONV_DTYPE"] = "float32"
         load_plugins()
         args = prepare_server_args(["--model-path", str(model), *FLAGS])
         args.resolve_once()
@@ -56,6 +67,7 @@ class Prefills:
         # More threads than one would wait for each other on busy cores, and only one thread's
         # time can be told from that of other jobs.
         torch.set_num_threads(1)
+        _keep_freed_memory()
         self.cache = self._scheduler.tree_cache
         assert self.cache.branch_checkpoint == "exact", self.cache.branch_checkpoint
         family = self.cache.saver._family.name
@@ -139,3 +151,12 @@ class Prefills:
         finally:
             for owner, name, wrapper in reversed(installed):
                 setattr(owner, name, wrapper)
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc reuse large blocks: page faults of temporaries would be most of the noise."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        trim_threshold, mmap_threshold = -1, -3
+        libc.mallopt(mmap_threshold, 1 << 30)
+        libc.mallopt(trim_threshold, (1 << 31) - 1)

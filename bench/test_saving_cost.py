@@ -44,6 +44,8 @@ class Shape:
 
 
 SHAPES = (Shape(1, 1000, 16), Shape(8, 250, 10), Shape(1, 4000, 8))
+SHORT = Shape(1, 16, 300)
+MAX_HOOKS = 1.01
 
 SAVING = (
     "sglang_hybrid.adapter.forward_saves:ForwardSaves.begin",
@@ -174,15 +176,34 @@ def test_saving_hardly_takes_time_from_a_prefill(prefills, saving, shape):
         assert not samples[name][:, 1].any()
 
 
+def test_hooks_cost_nothing_where_nothing_is_saved(prefills):
+    """On forwards so short that a few microseconds of hooks would be seen."""
+    rng, samples = np.random.default_rng(0), {"not hooked, nothing": [], "nothing": []}
+    names = list(samples)
+    for number in range(SHORT.rounds):
+        prompts = rng.integers(0, TOKEN_IDS, (SHORT.requests, SHORT.tokens)).tolist()
+        for name in names if number % 2 else reversed(names):
+            samples[name].append(seconds(prefills, VARIANTS[name], prompts, [()]))
+    base, own = (np.array(samples[name]) for name in names)
+    ratio, low, high = median_ratio(own, base)
+    print(f"\n{SHORT}: {SHORT.rounds} rounds, {1e3 * np.median(base):.2f} ms unhooked, hooked")
+    print(f"  {ratio:.4f} ({low:.4f} to {high:.4f}), {1e6 * np.median(own - base):+.0f} us")
+    assert low < MAX_HOOKS
+
+
+def median_ratio(own, base):
+    """The median of the rounds' ratios, and its bootstrap interval of 95 %."""
+    ratios, rng = own / base, np.random.default_rng(0)
+    medians = np.median(rng.choice(ratios, (2000, len(ratios))), axis=1)
+    return np.median(ratios), *np.percentile(medians, [2.5, 97.5])
+
+
 def text(own, base):
     """Ratios of the rounds: median, bootstrap interval, of the fastest; and the share saving."""
     elapsed, saving = own.T
-    ratios = elapsed / base
-    rng = np.random.default_rng(0)
-    medians = np.median(rng.choice(ratios, (2000, len(ratios))), axis=1)
-    low, high = np.percentile(medians, [2.5, 97.5])
+    median, low, high = median_ratio(elapsed, base)
     share = 100 * np.median(saving / (elapsed - saving))
-    interval = f"{np.median(ratios):.3f} ({low:.3f} to {high:.3f})"
+    interval = f"{median:.3f} ({low:.3f} to {high:.3f})"
     return (
         f"{interval:24} {elapsed.min() / base.min():7.3f}  "
         f"{share:5.2f} %  {1e3 * np.median(saving):6.2f} ms"
