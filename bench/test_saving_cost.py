@@ -177,7 +177,7 @@ def test_saving_hardly_takes_time_from_a_prefill(prefills, saving, shape):
 
 
 def test_hooks_cost_nothing_where_nothing_is_saved(prefills):
-    """On forwards so short that a few microseconds of hooks would be seen."""
+    """On short forwards, where the hooks would weigh most."""
     rng, samples = np.random.default_rng(0), {"not hooked, nothing": [], "nothing": []}
     names = list(samples)
     for number in range(SHORT.rounds):
