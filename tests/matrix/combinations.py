@@ -30,7 +30,7 @@ class Combination:
 
     @property
     def is_legal(self) -> bool:
-        """Whether SGLang serves it: no_buffer knows neither pages nor overlap, lazy needs overlap."""
+        """Whether SGLang serves it."""
         if self.strategy == "no_buffer" and (self.overlap or self.page != 1):
             return False
         if self.strategy == "extra_buffer_lazy" and not self.overlap:
