@@ -30,12 +30,17 @@ class Family:
     """How a linear-attention family returns states inside a row.
 
     Attributes:
-        name: for logs and metrics.
+        name: key of `hooks.LAYERS`.
         chunk_tokens: grid of the chunk states that its prefill kernel returns.
+        window_tokens: inputs that a convolution state holds.
     """
 
     name: str
     chunk_tokens: int
+    window_tokens: int
+
+
+_NO_STATES_INSIDE = Family("none", 1, 0)
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,6 @@ class Saver:
         self._family = family
         self.cuts = cuts
         pool = params.req_to_token_pool
-        self._window_tokens = pool.mamba_pool.mamba_cache.conv[0].shape[-1]
         self.stops: StopCopies | None = None
         # On larger pages decode saves the states that the tree can name.
         if (
@@ -122,8 +126,8 @@ class Saver:
         """Plan ``batch``'s forward; its requests have their own slots already."""
         if self.stops is not None:
             self.stops.note(batch)
-        chunk_tokens = 1 if self._family is None else self._family.chunk_tokens
-        plan = TrackPlan(chunk_tokens, self._window_tokens)
+        family = self._family or _NO_STATES_INSIDE
+        plan = TrackPlan(family.chunk_tokens, family.window_tokens)
         saves = ForwardSaves(self._cache.req_to_token_pool, plan)
         planned: _Planned = {}
         for req in batch.reqs:

@@ -29,18 +29,19 @@ def family_of(runner: Any) -> Family | None:
     if pool.short_conv_pool.enabled or pool.ngram_pool.enabled:
         return None
     backend = getattr(attention, "linear_attn_backend", None)
+    conv = pool.mamba_pool.mamba_cache.conv
     if isinstance(backend, hybrid.Mamba2AttnBackend):
-        return Family("mamba2", backend.mamba_chunk_size)
+        return Family("mamba2", backend.mamba_chunk_size, conv[0].shape[-1])
     # Of the delta rule's kernels, Triton's returns the states of all chunks.
     if isinstance(backend, gdn_backend.GDNAttnBackend):
         kernel = backend.kernel_dispatcher.extend_kernel
         if isinstance(kernel, gdn_backend.TritonGDNKernel):
-            return Family("gdn", backend.mamba_chunk_size)
+            return Family("gdn", backend.mamba_chunk_size, conv[0].shape[-1])
     if isinstance(backend, kda_backend.KDAAttnBackend):
         kernel = backend.kernel_dispatcher.extend_kernel
         in_graph = attention.use_captured_forward_metadata_for_breakable_cuda_graph
         if isinstance(kernel, kda_backend.TritonKDAKernel) and not in_graph:
-            return Family("kda", backend.mamba_chunk_size)
+            return Family("kda", backend.mamba_chunk_size, conv[0].shape[-2])
     return None
 
 

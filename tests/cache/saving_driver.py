@@ -14,7 +14,7 @@ from sglang_hybrid.kernels.state_tracking import track_mamba_states_all_layers
 
 from sglang_hybrid.adapter.saving import Family, saved_of
 
-FAMILY = Family("mamba2", 64)
+FAMILY = Family("mamba2", 64, 3)
 
 
 def saving_cache(config=None, **options):
