@@ -84,7 +84,8 @@ def stop_at(server, prompt, length):
 
 def test_a_state_that_a_step_in_flight_overwrites_is_not_handed_over(served):
     # The first decode step lies on the grid, and so does the one beyond the stop.
-    server, _ = served
+    server, setup = served
+    tried, enough = 0, 8 if setup.branch_checkpoint == "chunk" else 3
     for seed in range(200, 260):
         prompt = tokens(127, seed)
         server.flush()
@@ -95,7 +96,8 @@ def test_a_state_that_a_step_in_flight_overwrites_is_not_handed_over(served):
         warm = server.generate(following, 12)["output_ids"]
         server.flush()
         assert server.generate(following, 12)["output_ids"] == warm, seed
-        if seed > 225:
+        tried += 1
+        if tried == enough:
             return
     pytest.fail("no prompt whose 65th token is new")
 
