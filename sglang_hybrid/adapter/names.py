@@ -124,6 +124,7 @@ NAMES: tuple[Name, ...] = (
         "sglang.srt.mem_cache.memory_pool:HybridReqToTokenPool",
         {
             "donate_mamba_ping_pong_slot": "self req new_slot",
+            "get_mamba_indices": "self req_indices",
             "set_mamba_ping_pong_slot": "self req idx value",
             "get_mamba_ping_pong_other_idx": "self mamba_next_track_idx",
             "translate_mamba_indices": "self mamba_indices",
@@ -153,6 +154,8 @@ NAMES: tuple[Name, ...] = (
             "ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend": "self req",
             "_MambaRadixCacheV2TrackEntry": "track_mask track_position track_seqlen",
             "mamba_track_grid": "tree_page",
+            "Req._check_token_based_finish": "self new_accepted_tokens",
+            "Req.next_output_finishes_by_length": "self",
         },
     ),
     *_of(
