@@ -2,15 +2,9 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
-from .delta_rule import state_after
-
-L2NORM_EPS = 1e-6  # as in SGLang's l2norm of queries and keys
-
-# As in the scan: a state must not depend on where its sequence was cut.
-COMPUTE = torch.float64
+from .delta_rule import COMPUTE, state_after, unit
 
 
 def advance_delta_rule_torch(
@@ -47,9 +41,7 @@ def advance_delta_rule_torch(
         if length == 0:
             continue
         tokens = slice(start, start + length)
-        key = k[0, tokens].to(COMPUTE)
-        if l2norm:
-            key = key / torch.sqrt(key.square().sum(-1, keepdim=True) + L2NORM_EPS)
+        key = unit(k[0, tokens]) if l2norm else k[0, tokens].to(COMPUTE)
         out[checkpoint] = state_after(
             key.repeat_interleave(per_key_head, dim=1).transpose(0, 1),
             v[0, tokens].to(COMPUTE).transpose(0, 1),

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .advance_delta import L2NORM_EPS
+from .delta_rule import L2NORM_EPS
 
 
 @triton.jit

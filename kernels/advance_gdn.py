@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from .advance_delta import COMPUTE, advance_delta_rule_torch
+from .advance_delta import advance_delta_rule_torch
+from .delta_rule import COMPUTE
 
 
 def advance_gdn(

@@ -2,9 +2,10 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
-from .advance_delta import COMPUTE, advance_delta_rule_torch
+from .advance_delta import advance_delta_rule_torch
+from .delta_rule import COMPUTE
+from .kda import log_decay
 
 
 def advance_kda(
@@ -73,15 +74,6 @@ def advance_kda_torch(
     beta_is_raw: bool = False,
 ) -> Tensor:
     """`advance_kda` in float64."""
-    heads, key_dim = a.shape[2:]
-    rate = A_log.to(COMPUTE).reshape(heads, 1).exp()
-    bias = 0.0 if dt_bias is None else dt_bias.to(COMPUTE).reshape(heads, key_dim)
-
-    def log_decay(tokens: slice) -> Tensor:
-        raw = a[0, tokens].to(COMPUTE) + bias
-        if lower_bound is None:
-            return -rate * softplus(raw)
-        return lower_bound * torch.sigmoid(rate * raw)
 
     def gain(tokens: slice) -> Tensor:
         value = beta[0, tokens].to(COMPUTE)
@@ -89,7 +81,7 @@ def advance_kda_torch(
 
     return advance_delta_rule_torch(
         *(h, h_index, starts, lengths, k, v),
-        log_decay=log_decay,
+        log_decay=lambda tokens: log_decay(a[0, tokens], A_log, dt_bias, lower_bound),
         beta=gain,
         l2norm=use_qk_l2norm_in_kernel,
     )

@@ -1,8 +1,8 @@
 """States of Mamba-2 layers between chunk boundaries: the recurrence over a chunk's first tokens.
 
 SGLang's ``mamba_chunk_scan_combined`` returns states at any position by itself
-(``track_seq_idx``, ``track_end_locs``), and the server uses that. The function here serves
-kernels that return chunk states only, and tests use it as the cross-check of SGLang's.
+(``track_seq_idx``, ``track_end_locs``), and a server on a GPU uses that. The function here serves
+kernels that return chunk states only, among them our scan in torch, and cross-checks SGLang's.
 """
 
 import torch

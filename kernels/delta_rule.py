@@ -25,11 +25,13 @@ _FEW_TOKENS = 8
 # into calls.
 COMPUTE = torch.float64
 
+L2NORM_EPS = 1e-6  # as in SGLang's l2norm of queries and keys
+
 
 def unit(x: Tensor) -> Tensor:
     """Vectors of the last axis scaled to length one, in double precision."""
     x = x.to(COMPUTE)
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + L2NORM_EPS)
 
 
 def scan(

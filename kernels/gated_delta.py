@@ -5,9 +5,10 @@ can be bound in their place.
 """
 
 import torch
-from sglang_hybrid.kernels import delta_rule
 from torch import Tensor
 from torch.nn.functional import softplus
+
+from . import delta_rule
 
 
 def fused_gdn_gating(

@@ -4,10 +4,11 @@ As gated delta-net, but each channel of the key decays by itself. Signatures are
 SGLang's backend calls the accelerator kernels.
 """
 
-from sglang_hybrid.kernels import delta_rule
-from sglang_hybrid.kernels.gated_delta import split_qkv
 from torch import Tensor
 from torch.nn.functional import softplus
+
+from . import delta_rule
+from .gated_delta import split_qkv
 
 
 def log_decay(

@@ -94,8 +94,6 @@ class ForwardSaves:
     def begin(self) -> None:
         """Bring the plan to the device, in one copy."""
         plan, count = self.plan, len(self.plan)
-        if not count:
-            return
         assert count == len(self._slots), (count, len(self._slots))
         lengths = [end - start for end, start in zip(plan.ends, plan.starts, strict=True)]
         turns = plan.turns()

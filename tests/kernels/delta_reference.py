@@ -79,6 +79,32 @@ def make(case, channels):
     }
 
 
+def check_decode(t, pool, out, log_decay, beta):
+    """Each row of a decode step, and the pool behind it, are those of the recurrence.
+
+    Args: t of `make`, pool after the step, out (batch, 1, heads, V), log_decay (batch, heads,
+    1 or K), beta (batch, heads); queries were scaled by a half.
+    """
+    used = t["slots"].tolist()
+    for i, slot in enumerate(used):
+        if slot < 0:
+            assert not out[i].any()
+            continue
+        row = slice(i, i + 1)
+        y, path = recur(
+            normalized(t["q"][0, row]) * 0.5,
+            normalized(t["k"][0, row]),
+            t["v"][0, row],
+            log_decay[row],
+            beta[row],
+            t["pool"][slot],
+        )
+        close(out[i], y, out.dtype)
+        close(pool[slot], path[1], torch.float32)
+    rest = [slot for slot in range(SLOTS) if slot not in used]
+    assert torch.equal(pool[rest], t["pool"][rest])
+
+
 def close(got, want, dtype):
     tolerance = 1e-5 if dtype == torch.float32 else 0.01
     torch.testing.assert_close(got.double(), want.double(), rtol=tolerance, atol=tolerance)

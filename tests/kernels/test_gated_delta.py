@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from delta_reference import SLOTS, batches, close, make, normalized, recur
+from delta_reference import SLOTS, batches, check_decode, close, make, normalized, recur
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang_hybrid.kernels import gated_delta
@@ -137,23 +137,7 @@ def test_decode_matches_the_recurrence(case):
         ssm_state_indices=t["slots"],
         use_qk_l2norm_in_kernel=True,
     )
-    used = t["slots"].tolist()
-    for i, slot in enumerate(used):
-        if slot < 0:
-            assert not out[i].any()
-            continue
-        y, path = recur(
-            normalized(t["q"][0, i : i + 1]) * 0.5,
-            normalized(t["k"][0, i : i + 1]),
-            t["v"][0, i : i + 1],
-            g[0, i : i + 1, :, None],
-            beta[0, i : i + 1],
-            t["pool"][slot],
-        )
-        close(out[i], y, case["dtype"])
-        close(pool[slot], path[1], torch.float32)
-    rest = [slot for slot in range(SLOTS) if slot not in used]
-    assert torch.equal(pool[rest], t["pool"][rest])
+    check_decode(t, pool, out, g[0, ..., None], beta[0])
 
 
 def test_projections_are_sorted_out_per_key_head():

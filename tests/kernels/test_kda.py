@@ -3,7 +3,7 @@
 import itertools
 
 import torch
-from delta_reference import SLOTS, batches, close, make, normalized, recur
+from delta_reference import SLOTS, batches, check_decode, close, make, normalized, recur
 from hypothesis import given
 from hypothesis import strategies as st
 from sglang_hybrid.kernels import kda
@@ -111,23 +111,7 @@ def test_decode_matches_the_recurrence(case, lower_bound):
         use_qk_l2norm_in_kernel=True,
         lower_bound=lower_bound,
     )
-    used = t["slots"].tolist()
-    for i, slot in enumerate(used):
-        if slot < 0:
-            assert not out[i].any()
-            continue
-        y, path = recur(
-            normalized(t["q"][0, i : i + 1]) * 0.5,
-            normalized(t["k"][0, i : i + 1]),
-            t["v"][0, i : i + 1],
-            decay(t, lower_bound)[i : i + 1],
-            t["b"][0, i : i + 1].double().sigmoid(),
-            t["pool"][slot],
-        )
-        close(out[i], y, case["dtype"])
-        close(pool[slot], path[1], torch.float32)
-    rest = [slot for slot in range(SLOTS) if slot not in used]
-    assert torch.equal(pool[rest], t["pool"][rest])
+    check_decode(t, pool, out, decay(t, lower_bound), t["b"][0].double().sigmoid())
 
 
 def test_gates_made_by_the_caller_are_taken_as_they_are():
