@@ -14,6 +14,7 @@ from sglang_hybrid.adapter.binding import bind
 from sglang_hybrid.adapter.counters import Counters
 from sglang_hybrid.adapter.explain import Explainer
 from sglang_hybrid.adapter.full import HybridFullComponent
+from sglang_hybrid.adapter.guards import Guards
 from sglang_hybrid.adapter.integrity import check_integrity
 from sglang_hybrid.adapter.mamba import HybridMambaComponent
 from sglang_hybrid.adapter.metric_table import Snapshot
@@ -51,6 +52,7 @@ class HybridMarconiCache(UnifiedRadixCache):
         config: the parsed ``--cache-config``.
         costs: bytes and FLOPs of the loaded model on this rank.
         family: how the model's prefill returns states inside a row; None where it cannot.
+        ranks: tensor-parallel ranks of the replica.
     """
 
     def __init__(
@@ -59,18 +61,20 @@ class HybridMarconiCache(UnifiedRadixCache):
         config: CacheConfig,
         costs: ModelCosts,
         family: Family | None = None,
+        ranks: int = 1,
     ):
         # The base class resets the cache while it is built: ours must exist before.
         self.config = config
+        self.guards = Guards.of(is_strict=config.strict, ranks=ranks)
         self._locks_kv_only = False
         self.saver: Saver | None = None
         if config.branch_checkpoint != "chunk":
             cuts = family is None or config.branch_checkpoint == "split"
             self.saver = Saver(self, params, family, cuts=cuts)
         self.counters = Counters()
-        self.explainer = Explainer(self)
+        self.explainer = Explainer(self, self.guards.history)
         self.times: SchedulerTimes | None = None  # measured where metrics are on
-        self.wanted = WantedCheckpoints(config)
+        self.wanted = WantedCheckpoints(config, self.guards.history)
         self.recorder: Recorder | None = None
         self.tuning: Tuning | None = None
         self.takes_first_victims = True
@@ -83,6 +87,7 @@ class HybridMarconiCache(UnifiedRadixCache):
             make_policy(config.start_policy, config.effective_alpha),
             config.bucket_width,
             self._first_victims,
+            self.guards.order,
         )
         # Requests that may hold state slots; only `check_integrity` reads it.
         self._holders: weakref.WeakValueDictionary[int, Req] = weakref.WeakValueDictionary()
@@ -121,7 +126,8 @@ class HybridMarconiCache(UnifiedRadixCache):
             self.tuning.advance(self.view.clock)
         self._holders[id(req)] = req
         req.hybrid_prefill_target = len(req.full_untruncated_fill_ids)
-        self._count_hit(req)
+        with self.guards.history:
+            self._count_hit(req)
         if req.prefix_len > 0:
             self.view.consume(self.tree_core.node_by_id(req.last_node))
         if not hasattr(req, "hybrid_hit"):
@@ -146,6 +152,11 @@ class HybridMarconiCache(UnifiedRadixCache):
 
     def on_finished(self, req: Req, length: int) -> None:
         """``req`` finished and ``length`` of its tokens enter the tree."""
+        if self.guards.history.is_on:
+            with self.guards.history:
+                self._remember(req, length)
+
+    def _remember(self, req: Req, length: int) -> None:
         if self.recorder is None and not self.wanted.remembers:
             return
         pages = self.wanted.pages_of(req, length)
@@ -283,7 +294,11 @@ class HybridMarconiCache(UnifiedRadixCache):
         # how a path was cut into nodes must not matter.
         leaves, above = self.tree_core.evictable_device_leaves, self._parent_of(node_id)
         backup = super()._evict_device_leaf(node_id, tracker)
-        while backup is None and above in leaves and above.id not in self.view.checkpoints:
+        while (
+            backup is None
+            and above in leaves
+            and above.component_data[ComponentType.MAMBA].value is None
+        ):
             node_id, above = above.id, above.parent
             backup = super()._evict_device_leaf(node_id, tracker)
         return backup
@@ -314,6 +329,7 @@ class HybridMarconiCache(UnifiedRadixCache):
             short_hits=self.counters.short.as_dict(),
             record=(0, 0) if self.recorder is None else self.recorder.size,
             tuning=None if self.tuning is None else self.tuning.status(),
+            parts=self.guards.status(),
         )
 
     def status(self) -> dict:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sglang_hybrid.adapter.guards import Guard, guarded, nothing
 from sglang_hybrid.adapter.short_hits import Reason, ShortHit
 from sglang_hybrid.core.pages import PAGE_TOKENS, Hashes
 
@@ -34,7 +35,8 @@ class EvictedPlaces:
     in a direct-mapped table of fixed size: a place whose entry is taken is forgotten.
     """
 
-    def __init__(self, slots: int = _SLOTS) -> None:
+    def __init__(self, guard: Guard, slots: int = _SLOTS) -> None:
+        self.guard = guard
         self._mask = np.uint64(slots - 1)
         self._pages = np.zeros(slots, np.uint64)
         self._depths = np.zeros(slots, np.int64)
@@ -47,6 +49,7 @@ class EvictedPlaces:
         self._nodes.clear()
         self._hashes.clear()
 
+    @guarded(nothing)
     def taken(self, node: UnifiedTreeNode, depth: int, pages: Hashes | None) -> None:
         """``node`` got a checkpoint at ``depth`` tokens; ``pages`` are those of its sequence."""
         self._nodes.discard(node.id)
@@ -54,6 +57,7 @@ class EvictedPlaces:
         if pages is not None and 0 < page <= len(pages):
             self._hashes[node.id] = int(pages[page - 1])
 
+    @guarded(nothing)
     def evicted(self, node: UnifiedTreeNode, depth: int) -> None:
         """``node``'s checkpoint at ``depth`` tokens was evicted."""
         self._nodes.add(node.id)
@@ -62,6 +66,7 @@ class EvictedPlaces:
             at = page & int(self._mask)
             self._pages[at], self._depths[at] = page, depth
 
+    @guarded(nothing)
     def forget(self, node: UnifiedTreeNode) -> None:
         """``node`` leaves the tree, and its KV with it."""
         self._nodes.discard(node.id)
@@ -92,13 +97,20 @@ class EvictedPlaces:
         return int(depths.max()) if len(depths) else 0
 
 
+def _hit_only(explainer: Explainer, req: Req, _pages: Hashes | None) -> ShortHit:
+    prompt, hit = len(req.full_untruncated_fill_ids), req.prefix_len
+    return ShortHit(prompt, explainer._reusable(prompt), hit, hit, 0, Reason.NO_KV)
+
+
 class Explainer:
     """Says of every admitted request what ended its hit."""
 
-    def __init__(self, cache: HybridMarconiCache) -> None:
+    def __init__(self, cache: HybridMarconiCache, guard: Guard) -> None:
         self._cache = cache
-        self.places = EvictedPlaces()
+        self.guard = guard
+        self.places = EvictedPlaces(guard)
 
+    @guarded(nothing)
     def matched(self, req: Req, result: MatchResult, reachable: int) -> None:
         """``req`` was matched; what ended the hit is known now and counted when admitted.
 
@@ -122,12 +134,13 @@ class Explainer:
                 reason = Reason.NO_STATE
         req.hybrid_match = (kv, reason)
 
-    @staticmethod
-    def gave_up(req: Req) -> None:
+    @guarded(nothing)
+    def gave_up(self, req: Req) -> None:
         """The hit that was found is not used: there is no slot for the copy of its state."""
         kv, _ = req.hybrid_match
         req.hybrid_match = (kv, Reason.NO_SLOT)
 
+    @guarded(_hit_only)
     def admitted(self, req: Req, pages: Hashes | None) -> ShortHit:
         """What ended the hit of ``req``, which is now admitted.
 
@@ -135,7 +148,7 @@ class Explainer:
             pages: hashes of the prompt's pages, None where they are not computed.
         """
         prompt, hit = len(req.full_untruncated_fill_ids), req.prefix_len
-        reusable = prompt - 1 - (prompt - 1) % self._cache.page_size
+        reusable = self._reusable(prompt)
         kv, beyond = getattr(req, "hybrid_match", (hit, Reason.NO_KV))
         evicted = 0
         if hit < reusable and pages is not None:
@@ -144,6 +157,9 @@ class Explainer:
         if _asks(req) and not hasattr(req, "hybrid_short_hit"):
             req.hybrid_short_hit = short
         return short
+
+    def _reusable(self, prompt: int) -> int:
+        return prompt - 1 - (prompt - 1) % self._cache.page_size
 
 
 def _asks(req: Req) -> bool:

@@ -39,7 +39,9 @@ def create_cache(ctx: TreeCacheBuildContext, config: CacheConfig) -> HybridMarco
     if config.branch_checkpoint != "chunk":
         family = family_of(runner)
         hooks.install((*hooks.SAVING, *(hooks.LAYERS[family.name] if family else ())))
-    build = functools.partial(HybridMarconiCache, config=config, costs=costs, family=family)
+    build = functools.partial(
+        HybridMarconiCache, config=config, costs=costs, family=family, ranks=ctx.tp_size
+    )
     cache = create_unified_radix_cache(ctx, cache_class=build)
     if cache.branch_checkpoint != config.branch_checkpoint:
         logger.warning(

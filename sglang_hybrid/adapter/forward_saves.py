@@ -7,6 +7,7 @@ device, and nothing here waits for it.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import torch
 from sglang.srt.utils import is_pin_memory_available
 from torch import Tensor
 
+from sglang_hybrid.adapter.guards import Guard
 from sglang_hybrid.adapter.state_copies import copy_states, is_plain
 from sglang_hybrid.core.track_plan import TrackPlan
 from sglang_hybrid.kernels.scatter_checkpoints import scatter_checkpoints
@@ -30,6 +32,7 @@ class ForwardSaves:
     Args:
         pool: SGLang's request pool, which knows the state pool.
         plan: filled by whoever builds the batch, before `begin`.
+        guard: of the saving of states; a forward whose saves fail goes on without them.
 
     Attributes:
         noted: what a hook inside the running layer has for the hook around it.
@@ -50,8 +53,9 @@ class ForwardSaves:
     _targets: Tensor
     _ends: tuple[Tensor, Tensor]
 
-    def __init__(self, pool: HybridReqToTokenPool, plan: TrackPlan) -> None:
+    def __init__(self, pool: HybridReqToTokenPool, plan: TrackPlan, guard: Guard) -> None:
         self.plan = plan
+        self._guard = guard
         self.noted: Any = None
         self._pool = pool
         self._slots: list[Tensor] = []
@@ -82,6 +86,10 @@ class ForwardSaves:
         return bool(self._slots or self._end_slots)
 
     # ---- while the forward runs ----
+
+    def attempt(self) -> AbstractContextManager[None]:
+        """A context for what may fail: then this forward saves no states inside rows."""
+        return self._guard.on_device(_Active.clear)
 
     def take_noted(self) -> Any:
         noted, self.noted = self.noted, None
@@ -197,6 +205,10 @@ class _Active:
 
     saves: ForwardSaves | None = None
 
+    @classmethod
+    def clear(cls) -> None:
+        cls.saves = None
+
 
 def active() -> ForwardSaves | None:
     """The saves inside rows that the running forward has to write; mostly None."""
@@ -242,11 +254,13 @@ def forward(original: Any, runner: Any, forward_batch: Any, *args: Any, **kwargs
     if saves is None:
         return original(runner, forward_batch, *args, **kwargs)
     if saves.has_inside:
-        saves.begin()
-        _Active.saves = saves
+        with saves.attempt():
+            saves.begin()
+            _Active.saves = saves
     try:
         result = original(runner, forward_batch, *args, **kwargs)
     finally:
-        _Active.saves = None
-    saves.copy_ends()
+        _Active.clear()
+    with saves.attempt():
+        saves.copy_ends()
     return result

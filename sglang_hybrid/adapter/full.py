@@ -25,6 +25,8 @@ class HybridFullComponent(ViewDriven, FullComponent):
         if tracker[self.component_type] >= self._evict_device_request_cnt:
             return None
         victim = self.cache.view.leaf_victim()
+        if not self.cache.view.guard.is_on:
+            return self._next_of_sglang(tracker, device_frees, host_frees, cache_actions)
         if victim is None:
             return None
         assert_same("hybrid-marconi evicts leaf %d", victim.id)

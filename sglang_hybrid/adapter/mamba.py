@@ -106,6 +106,8 @@ class HybridMambaComponent(RequestCheckpoints, ViewDriven, MambaComponent):
         """Attach a checkpoint on ``node``'s path; False if the tree has that state already."""
         view = self.cache.view
         holder = self._node_at(node, pending.depth, cache_actions)
+        if holder is None:
+            return False
         if pending.req is not None:
             pending.req.hybrid_tail_node = holder.id
         if holder.component_data[self.component_type].value is not None:
@@ -118,8 +120,17 @@ class HybridMambaComponent(RequestCheckpoints, ViewDriven, MambaComponent):
         return True
 
     def _node_at(self, node, depth, cache_actions):
-        """The node on ``node``'s path that ends at ``depth`` tokens, split off if need be."""
+        """The node on ``node``'s path that ends at ``depth`` tokens, split off if need be.
+
+        None where the path is shorter: a checkpoint is dropped rather than misplaced.
+        """
         view = self.cache.view
+        if view.depth_of(node) < depth:
+            with self.cache.guards.saving:
+                raise AssertionError(
+                    f"a state of {depth} tokens for a path of {view.depth_of(node)}"
+                )
+            return None
         while view.depth_of(node.parent) >= depth:
             node = node.parent
         if view.depth_of(node) > depth:
@@ -127,7 +138,6 @@ class HybridMambaComponent(RequestCheckpoints, ViewDriven, MambaComponent):
             node, action = self.tree_core._split_node(node.key, node, length)
             if action is not None:
                 cache_actions.append(action)
-        assert view.depth_of(node) == depth, (view.depth_of(node), depth)
         return node
 
     # ---- eviction ----
@@ -149,6 +159,8 @@ class HybridMambaComponent(RequestCheckpoints, ViewDriven, MambaComponent):
         if tracker[self.component_type] >= self._evict_device_request_cnt:
             return None
         victim = self.cache.view.state_victim()
+        if not self.cache.view.guard.is_on:
+            return self._next_of_sglang(tracker, device_frees, host_frees, cache_actions)
         if victim is None:
             return None
         assert_same("hybrid-marconi evicts the state of node %d", victim.id)

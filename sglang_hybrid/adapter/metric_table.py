@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from sglang_hybrid.adapter import short_hits
@@ -38,6 +38,7 @@ class Snapshot:
         short_hits: `ShortHits.as_dict`.
         record: requests in the record of requests, and the bytes that it takes.
         tuning: status of the tuner; None while the policy is fixed.
+        parts: `Guards.status`.
     """
 
     counters: Mapping[str, float]
@@ -46,6 +47,7 @@ class Snapshot:
     short_hits: Mapping[str, Mapping[str, int]]
     record: tuple[int, int] = (0, 0)
     tuning: Mapping[str, Any] | None = None
+    parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,10 @@ def _scores(seen: Snapshot) -> Values:
 def _process(seen: Snapshot) -> Values:
     state = (seen.tuning or {}).get("process", "off")
     return {(each,): float(each == state) for each in PROCESS_STATES}
+
+
+def _parts(value: Callable[[Mapping[str, Any]], float]) -> Callable[[Snapshot], Values]:
+    return lambda seen: {(name,): value(part) for name, part in seen.parts.items()}
 
 
 METRICS: tuple[Metric, ...] = (
@@ -434,6 +440,22 @@ METRICS: tuple[Metric, ...] = (
         "Memory of that record.",
         "Lower the key record_requests if it is too much.",
         lambda seen: {(): seen.record[1]},
+    ),
+    Metric(
+        "part_failures",
+        "counter",
+        "Failures inside a part of the cache (order, saving, history, tuning) that cost hits only.",
+        "Should stay at 0; the log tells why. Please report it.",
+        _parts(lambda part: part["failures"]),
+        ("part",),
+    ),
+    Metric(
+        "part_off",
+        "gauge",
+        "1 for a part that is off because it failed.",
+        "The server goes on without it until it is restarted.",
+        _parts(lambda part: float(not part["is_on"])),
+        ("part",),
     ),
     Metric(
         "scheduler_seconds",

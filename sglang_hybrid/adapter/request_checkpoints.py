@@ -182,6 +182,8 @@ class RequestCheckpoints:
         slot = self.admit(req, setting, depth) if depth else None
         # Only now: an eviction for that slot must find the saved ones with their request.
         self._pending = self._take_saved(req)
+        if slot is not None and not tracked and not self._copy_running_state(req, slot):
+            slot = None
         if slot is None:
             if is_last and depth:
                 # It stays in the request's own buffer, to be handed over at the end.
@@ -192,15 +194,22 @@ class RequestCheckpoints:
         if tracked:
             insert_params.mamba_value = pool.donate_mamba_ping_pong_slot(req, slot)
         else:
-            pool.mamba_pool.copy_from(
-                pool.translate_mamba_indices(req.kv.mamba_pool_idx.unsqueeze(0)),
-                pool.translate_mamba_indices(slot),
-            )
             insert_params.mamba_value = slot
         is_tail = is_last and kind == Kind.DECODE_END
         tail_of = req if is_tail else None
         self._pending.append(Pending(depth, kind, req.hybrid_turn, req=tail_of))
         return depth if is_middle else token_ids_len
+
+    def _copy_running_state(self, req, slot) -> bool:
+        """Copy ``req``'s state to ``slot``; else give the slot back and return False."""
+        pool = self.cache.req_to_token_pool
+        with self.cache.guards.saving.on_device(lambda: self._free_mamba_value(slot)):
+            pool.mamba_pool.copy_from(
+                pool.translate_mamba_indices(req.kv.mamba_pool_idx.unsqueeze(0)),
+                pool.translate_mamba_indices(slot),
+            )
+            return True
+        return False
 
     def admit(self, req, setting, depth):
         """A slot for a new checkpoint, or None if it is not worth one or none can be had."""

@@ -105,6 +105,7 @@ class Saver:
         cuts: bool,
     ) -> None:
         self._cache = cache
+        self._guard = cache.guards.saving
         self._family = family
         self.cuts = cuts
         pool = params.req_to_token_pool
@@ -116,7 +117,7 @@ class Saver:
             and not get_schedule().disable_overlap_schedule
             and is_plain(pool)
         ):
-            self.stops = StopCopies(pool)
+            self.stops = StopCopies(pool, self._guard)
 
     @property
     def mode(self) -> str:
@@ -124,11 +125,22 @@ class Saver:
 
     def prepare(self, batch: ScheduleBatch) -> None:
         """Plan ``batch``'s forward; its requests have their own slots already."""
+        if self._guard.is_on:
+            with self._guard:
+                self._prepare(batch)
+                return
+        if self.stops is not None:
+            self.stops.give_up()
+        for req in batch.reqs:
+            # What was planned stays unwritten; the state at the end must not pass for one.
+            req.hybrid_tail = req.kv.mamba_last_track_seqlen = None
+
+    def _prepare(self, batch: ScheduleBatch) -> None:
         if self.stops is not None:
             self.stops.note(batch)
         family = self._family or _NO_STATES_INSIDE
         plan = TrackPlan(family.chunk_tokens, family.window_tokens)
-        saves = ForwardSaves(self._cache.req_to_token_pool, plan)
+        saves = ForwardSaves(self._cache.req_to_token_pool, plan, self._guard)
         planned: _Planned = {}
         for req in batch.reqs:
             depths = [*self._save_wanted(saves, req, planned), *self._save_tail(saves, req)]
@@ -189,6 +201,8 @@ class Saver:
     def _tail_depth(self, req: Req) -> int | None:
         """The last token of ``req``'s row at which a state can be saved and named."""
         depth: int = on_page(req.extend_end, self._cache.page_size)
+        if not self._guard.is_on:
+            return None
         can_save = depth == req.extend_end or self._family is not None
         return depth if can_save and depth > req.prefix_len else None
 

@@ -1,6 +1,7 @@
 """State layers that save states while a prefill runs: hooks around SGLang's.
 
 Each only calls the original unless the running forward has states to save inside its rows.
+Where saving fails, the original goes on, and the forward has nothing to save any more.
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ def family_of(runner: Any) -> Family | None:
     return None
 
 
+_CHUNK_STATES = 4  # argument of `_track_states_at`
+
+
 # ---- Mamba-2: SGLang's scan returns states at any token ----
 
 
@@ -54,21 +58,33 @@ def mamba2(original: Any, mixer: Any, **kwargs: Any) -> Any:
     if saves is None:
         return original(mixer, **kwargs)
     metadata, layer = kwargs["metadata"], kwargs["layer_cache"]
-    metadata.track_ssm_seq_idx, metadata.track_ssm_end_locs = saves.rows, saves.ends
-    conv_pool = layer.conv[0]
-    windows = saves.windows_before(conv_pool, metadata.mamba_cache_indices)
+    conv_pool, windows = layer.conv[0], None
+    with saves.attempt():
+        windows = saves.windows_before(conv_pool, metadata.mamba_cache_indices)
+    before = metadata.track_ssm_seq_idx, metadata.track_ssm_end_locs
+    if active() is saves:
+        metadata.track_ssm_seq_idx, metadata.track_ssm_end_locs = saves.rows, saves.ends
     output, chunk_states, states = original(mixer, **kwargs)
-    inputs = saves.take_noted()
-    saves.write_layer(
-        conv_pool, layer.temporal, metadata.query_start_loc, inputs, states.squeeze(0), windows
-    )
+    metadata.track_ssm_seq_idx, metadata.track_ssm_end_locs = before
+    if active() is saves:
+        with saves.attempt():
+            saves.write_layer(
+                conv_pool,
+                layer.temporal,
+                metadata.query_start_loc,
+                saves.take_noted(),
+                states.squeeze(0),
+                windows,
+            )
     return output, chunk_states, states
 
 
 def convolution(original: Any, inputs: Tensor, *args: Any, **kwargs: Any) -> Any:
     """Hook around the mixer's convolution of (dim, tokens): note its inputs."""
     saves = active()
-    if saves is not None:
+    if saves is None:
+        return original(inputs, *args, **kwargs)
+    with saves.attempt():
         # SGLang's compiled kernel works in place on inputs that lie along the tokens.
         saves.noted = (inputs.clone() if inputs.stride(-1) == 1 else inputs).t()
     return original(inputs, *args, **kwargs)
@@ -85,8 +101,11 @@ def scan_states(original: Any, *args: Any) -> Tensor:
         result: Tensor = original(*args)
         return result
     *inputs, rows, ends = args
-    states = [original(*inputs, rows[turn], ends[turn]) for turn in saves.turns]
-    return torch.cat(states, dim=1)[:, saves.back]
+    with saves.attempt():
+        states = [original(*inputs, rows[turn], ends[turn]) for turn in saves.turns]
+        return torch.cat(states, dim=1)[:, saves.back]
+    chunk_states: Tensor = args[_CHUNK_STATES]
+    return chunk_states  # something; nobody reads it
 
 
 # ---- delta rule: states of chunks, advanced to the token ----
@@ -105,12 +124,13 @@ def gdn_rule(original: Any, dispatcher: Any, **kwargs: Any) -> Any:
     result = original(dispatcher, **kwargs)
     saves = active()
     if saves is not None:
-        saves.noted = advance_gdn(
-            result[2].squeeze(0),
-            *(saves.chunks, saves.starts, saves.lengths),
-            *(kwargs[name] for name in ("k", "v", "g", "beta")),
-            use_qk_l2norm_in_kernel=True,
-        )
+        with saves.attempt():
+            saves.noted = advance_gdn(
+                result[2].squeeze(0),
+                *(saves.chunks, saves.starts, saves.lengths),
+                *(kwargs[name] for name in ("k", "v", "g", "beta")),
+                use_qk_l2norm_in_kernel=True,
+            )
     return result
 
 
@@ -128,22 +148,26 @@ def kda_rule(original: Any, dispatcher: Any, **kwargs: Any) -> Any:
     if saves is None:
         return original(dispatcher, **kwargs)
     values = kwargs["v"]
-    if values.is_contiguous():  # the kernel may write its output over them
-        values = values.clone()
+    with saves.attempt():
+        if values.is_contiguous():  # the kernel may write its output over them
+            values = values.clone()
+    if active() is None:
+        return original(dispatcher, **kwargs)
     output, chunk_states = original(dispatcher, **{**kwargs, "return_intermediate_states": True})
-    saves.noted = advance_kda(
-        chunk_states.squeeze(0),
-        *(saves.chunks, saves.starts, saves.lengths),
-        kwargs["k"],
-        values,
-        kwargs["g"],
-        kwargs["beta"],
-        kwargs["A_log"],
-        kwargs["dt_bias"],
-        kwargs["lower_bound"],
-        use_qk_l2norm_in_kernel=True,
-        beta_is_raw=kwargs["beta_is_raw"],
-    )
+    with saves.attempt():
+        saves.noted = advance_kda(
+            chunk_states.squeeze(0),
+            *(saves.chunks, saves.starts, saves.lengths),
+            kwargs["k"],
+            values,
+            kwargs["g"],
+            kwargs["beta"],
+            kwargs["A_log"],
+            kwargs["dt_bias"],
+            kwargs["lower_bound"],
+            use_qk_l2norm_in_kernel=True,
+            beta_is_raw=kwargs["beta_is_raw"],
+        )
     return output
 
 
@@ -158,11 +182,14 @@ def _delta_layer(
     layer = backend.req_to_token_pool.mamba2_layer_cache(kwargs["layer"].layer_id)
     metadata, inputs = backend.forward_metadata, kwargs["mixed_qkv"]
     conv_pool = layer.conv[0].transpose(-1, -2) if transposed else layer.conv[0]
-    windows = saves.windows_before(conv_pool, metadata.mamba_cache_indices)
+    windows = None
+    with saves.attempt():
+        windows = saves.windows_before(conv_pool, metadata.mamba_cache_indices)
     output = original(backend, **kwargs)
     states = saves.take_noted()
-    if states is not None:
-        saves.write_layer(
-            conv_pool, layer.temporal, metadata.query_start_loc, inputs, states, windows
-        )
+    if active() is saves and states is not None:
+        with saves.attempt():
+            saves.write_layer(
+                conv_pool, layer.temporal, metadata.query_start_loc, inputs, states, windows
+            )
     return output

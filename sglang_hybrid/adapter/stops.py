@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.utils import is_pin_memory_available
 
+from sglang_hybrid.adapter.guards import Guard
 from sglang_hybrid.adapter.state_copies import copy_states
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class StopCopies:
 
     Args:
         pool: SGLang's request pool; a request's row in it stands for the request.
+        guard: of the saving of states.
 
     Attributes:
         SLOT: entry of a request's tracking buffer that takes the copy; always filled.
@@ -35,8 +37,9 @@ class StopCopies:
 
     SLOT = 0
 
-    def __init__(self, pool: HybridReqToTokenPool) -> None:
-        self._pool = pool
+    def __init__(self, pool: HybridReqToTokenPool, guard: Guard) -> None:
+        self._pool, self._guard = pool, guard
+        self._is_on = True
         rows, device = pool.req_to_token.shape[0], pool.req_to_token.device
         self._ids = torch.full((rows, _MOST_IDS), _NO_TOKEN, dtype=torch.int64, device=device)
 
@@ -51,8 +54,17 @@ class StopCopies:
         ids = torch.tensor(rows, dtype=torch.int64, pin_memory=is_pin_memory_available(device))
         self._ids[batch.req_pool_indices] = ids.to(device, non_blocking=True)
 
+    def give_up(self) -> None:
+        """Copies may be missing from now on, so none is relied on."""
+        self._is_on = False
+
     def before(self, forward_batch: Any, decoding: int) -> None:
         """A forward starts whose last ``decoding`` rows decode, one token each."""
+        if self._is_on:
+            with self._guard.on_device(self.give_up):
+                self._copy(forward_batch, decoding)
+
+    def _copy(self, forward_batch: Any, decoding: int) -> None:
         rows = forward_batch.req_pool_indices[-decoding:]
         tokens = forward_batch.input_ids[-decoding:]
         stops = (self._ids[rows] == tokens[:, None]).any(1)
@@ -60,12 +72,11 @@ class StopCopies:
         targets = pool.req_index_to_mamba_ping_pong_track_buffer_mapping[rows, self.SLOT]
         copy_states(pool, pool.get_mamba_indices(rows), targets, stops)
 
-    @staticmethod
-    def has_copy(req: Req) -> bool:
+    def has_copy(self, req: Req) -> bool:
         """Whether ``req``, which has ended, was copied before the step in flight."""
         output = req.output_ids
         in_flight = req.kv.kv_committed_len == len(req.origin_input_ids) + len(output)
-        return in_flight and len(output) > 0 and output[-1] in req.hybrid_stop_ids
+        return self._is_on and in_flight and len(output) > 0 and output[-1] in req.hybrid_stop_ids
 
 
 def _stop_ids(req: Req) -> tuple[int, ...]:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from sglang_hybrid.adapter.guards import Guard, guarded, never, nothing
+from sglang_hybrid.adapter.live_tree import LiveTree
 from sglang_hybrid.adapter.victim_order import VictimOrder
 from sglang_hybrid.core.checkpoints import BRANCHES, Checkpoint, Kind, StateTier
 from sglang_hybrid.core.costs import ModelCosts
@@ -25,6 +27,15 @@ if TYPE_CHECKING:
 _MAX_UNSETTLED = 512
 
 
+def _keys_to(_view: TreeView, node: UnifiedTreeNode) -> int:
+    """Tokens from the root to the end of ``node``, counted."""
+    depth = 0
+    while node.parent is not None:
+        depth += len(node.key)
+        node = node.parent
+    return depth
+
+
 class TreeView(VictimOrder):
     """Live checkpoints of a tree and the order in which they would go.
 
@@ -33,6 +44,7 @@ class TreeView(VictimOrder):
         policy: eviction policy of both pools.
         bucket_width: see `VictimIndex`.
         first_victims: kinds that are kept only as first victims until one is used.
+        guard: watches all that is called from outside.
     """
 
     def __init__(
@@ -41,8 +53,11 @@ class TreeView(VictimOrder):
         policy: Policy,
         bucket_width: float,
         first_victims: frozenset[Kind],
+        guard: Guard,
     ) -> None:
         self.first_victims = first_victims
+        self.guard = guard
+        guard.when_off = self._give_up
         super().__init__(costs, policy, bucket_width)
 
     def clear(self) -> None:
@@ -52,8 +67,16 @@ class TreeView(VictimOrder):
         self.used_kinds: set[Kind] = set()
         self._unsettled: dict[int, UnifiedTreeNode] = {}
 
+    def _give_up(self) -> None:
+        """Drop all that is known: it may be wrong."""
+        self.tree = LiveTree(self.costs)
+        self.checkpoints = self.tree.checkpoints
+        self.live = dict.fromkeys(Kind, 0)
+        self._unsettled, self._to_move = {}, []
+
     # ---- events ----
 
+    @guarded(nothing)
     def tick(self) -> None:
         """A request was admitted."""
         self.clock += 1
@@ -63,6 +86,7 @@ class TreeView(VictimOrder):
         if len(self._unsettled) > _MAX_UNSETTLED:
             self.settle()
 
+    @guarded(nothing)
     def touch(self, node: UnifiedTreeNode) -> None:
         """``node``'s locks, children or key changed."""
         if node.parent is None:
@@ -73,6 +97,7 @@ class TreeView(VictimOrder):
         for node in nodes:
             self._unsettled[node.id] = node
 
+    @guarded(nothing)
     def attach(self, node: UnifiedTreeNode, kind: Kind, depth: int, turn: int = 0) -> None:
         """``node`` received a state that was taken at ``depth`` tokens.
 
@@ -91,6 +116,7 @@ class TreeView(VictimOrder):
         self._drawn_from.append(node.id)
         self.touch(node)
 
+    @guarded(nothing)
     def detach(self, node: UnifiedTreeNode) -> None:
         """``node`` lost its state."""
         if node.id not in self.checkpoints:
@@ -102,6 +128,7 @@ class TreeView(VictimOrder):
         self._touch_all(self.tree.remove(node))
         self.touch(node)
 
+    @guarded(nothing)
     def forget(self, node: UnifiedTreeNode) -> None:
         """``node``, a leaf, is about to leave the tree."""
         self.detach(node)
@@ -110,17 +137,20 @@ class TreeView(VictimOrder):
         self.leaves.discard(node.id)
         self.touch(node.parent)
 
+    @guarded(nothing)
     def grow(self, leaf: UnifiedTreeNode) -> None:
         """``leaf`` was added to the tree."""
         self.tree.depth_of(leaf, self.clock)
         self.touch(leaf)
         self.touch(leaf.parent)
 
+    @guarded(nothing)
     def split(self, upper: UnifiedTreeNode, lower: UnifiedTreeNode) -> None:
         """``upper`` was split off above ``lower``."""
         self.tree.split(upper, lower)
         self.touch(lower)
 
+    @guarded(nothing)
     def consume(self, node: UnifiedTreeNode) -> None:
         """A request starts from ``node``'s state. Its ancestors are not refreshed."""
         checkpoint = self.checkpoints.get(node.id)
@@ -133,6 +163,7 @@ class TreeView(VictimOrder):
         self.used_kinds.add(checkpoint.kind)
         self.touch(node)
 
+    @guarded(nothing)
     def renew(self, node: UnifiedTreeNode, kind: Kind) -> None:
         """A checkpoint of ``kind`` was asked for where ``node`` already holds one."""
         checkpoint = self.checkpoints[node.id]
@@ -142,6 +173,7 @@ class TreeView(VictimOrder):
             checkpoint.is_first_victim = self._starts_as_first_victim(kind)
         self.touch(node)
 
+    @guarded(nothing)
     def reclassify(self, node: UnifiedTreeNode, kind: Kind) -> None:
         """``node``'s checkpoint turned out to be of ``kind``, and is in use until now."""
         checkpoint = self.checkpoints[node.id]
@@ -167,6 +199,7 @@ class TreeView(VictimOrder):
             row = self._class_of(checkpoint, self.tree.live_children(node))
             self._density.learn(row, age, is_hit)
 
+    @guarded(nothing)
     def switch(
         self,
         policy: Policy,
@@ -190,23 +223,32 @@ class TreeView(VictimOrder):
 
     # ---- queries ----
 
+    @guarded(_keys_to)
+    def depth_of(self, node: UnifiedTreeNode) -> int:
+        """Tokens from the root to the end of ``node``."""
+        return super().depth_of(node)
+
+    @guarded(nothing)
     def state_victim(self) -> UnifiedTreeNode | None:
         """The node whose state slot should go, or None if all are locked."""
         self.settle()
         key = self.states.victim(self.clock + 1)
         return None if key is None else self.tree_core.node_by_id(key)
 
+    @guarded(nothing)
     def leaf_victim(self) -> UnifiedTreeNode | None:
         """The leaf whose KV should go (its state goes with it), or None."""
         self.settle()
         key = self.leaves.victim(self.clock + 1)
         return None if key is None else self.tree_core.node_by_id(key)
 
+    @guarded(never)
     def has_first_victims(self) -> bool:
         """Whether a slot can be had without taking a checkpoint that admission asked for."""
         self.settle()
         return len(self.states.tiers[StateTier.FIRST]) > 0
 
+    @guarded(never)
     def beats_victim(self, depth: int, path: UnifiedTreeNode) -> bool:
         """Whether a new checkpoint would be worth more than the victim it displaces.
 
@@ -234,6 +276,7 @@ class TreeView(VictimOrder):
 
     # ---- placing ----
 
+    @guarded(nothing)
     def settle(self) -> None:
         """Place every node that an event has touched."""
         if self._unsettled:
@@ -241,6 +284,7 @@ class TreeView(VictimOrder):
             for node in nodes.values():
                 self._place(node)
 
+    @guarded(lambda _: {})
     def stale(self) -> dict[int, tuple]:
         """Candidates whose place is not what the tree says now. O(tree); for checks."""
         self.settle()

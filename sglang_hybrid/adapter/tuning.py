@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.utils.rank_consensus_checker import assert_same
 
 from sglang_hybrid.adapter.decisions import Decision
+from sglang_hybrid.adapter.guards import guarded, nothing
 from sglang_hybrid.config import CacheConfig
 from sglang_hybrid.core.policies import make_policy
 from sglang_hybrid.core.tuner import Bootstrap, Choice, Decider
@@ -47,6 +48,8 @@ class Tuning:
         self, cache: HybridMarconiCache, arms: tuple[Arm, ...], client: ShadowClient | None
     ) -> None:
         self._cache, self.arms, self._client = cache, arms, client
+        self.guard = cache.guards.tuning
+        self.guard.when_off = self.close
         self.in_force = self._announced = 0
         self.switches: dict[str, int] = {}
         self._due: list[Decision] = []
@@ -91,6 +94,7 @@ class Tuning:
 
     # ---- on the rank that decides ----
 
+    @guarded(nothing)
     def count_request(self) -> None:
         """A request was recorded."""
         self._requests += 1
@@ -98,6 +102,7 @@ class Tuning:
         if evicted and self._before_eviction is None:
             self._before_eviction = self._requests - 1
 
+    @guarded(nothing)
     def record(self, window: Window) -> None:
         """A window of requests was served."""
         if self._client is None:
@@ -114,6 +119,7 @@ class Tuning:
         if not self._client.search():
             self._decider.reset()  # there is nobody to ask; the next window asks again
 
+    @guarded(lambda _: [])
     def pending(self) -> list[Decision]:
         """Decisions that follow from what the shadow caches have reported by now."""
         if self._client is None:
@@ -167,10 +173,12 @@ class Tuning:
 
     # ---- on every rank ----
 
+    @guarded(nothing)
     def take(self, decision: Decision) -> None:
         """A decision was broadcast."""
         self._due.append(decision)
 
+    @guarded(nothing)
     def advance(self, clock: int) -> None:
         """Put in force what is due at operation ``clock``."""
         while self._due and self._due[0].at <= clock:
@@ -188,6 +196,7 @@ class Tuning:
         if self._client is not None:
             logger.info("hybrid-marconi: %s (from request %d on)", decision.text, clock)
 
+    @guarded(nothing)
     def reset(self) -> None:
         """The cache was emptied: what was learned about its content is void."""
         # The operation count starts over; every rank has heard the same decisions.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING
 
+from sglang_hybrid.adapter.guards import Guard, guarded, nothing
 from sglang_hybrid.adapter.system_end import SystemEnd
 from sglang_hybrid.config import CacheConfig
 from sglang_hybrid.core.checkpoints import Kind
@@ -32,11 +33,21 @@ def known_pages(req: Req) -> Hashes | None:
     return None if chain is None else chain.hashes
 
 
+def _plan_branch(
+    _wanted: WantedCheckpoints, req: Req, _key: RadixKey, _hit: int, branch: Place | None
+) -> None:
+    """All that can be planned without a history."""
+    req.hybrid_wanted = () if branch is None else (branch,)
+
+
 class WantedCheckpoints:
     """Plans the checkpoints inside a prompt, and remembers what planning needs.
 
     The plan of a request stands on the request (``hybrid_wanted``), as do the chained
     hashes of its pages (``hybrid_pages``), which are computed once per request.
+
+    Args:
+        guard: without it, only branch points are wanted.
 
     Attributes:
         forks: forks ever seen; None where ghost forks are off.
@@ -45,7 +56,8 @@ class WantedCheckpoints:
             template does not tell.
     """
 
-    def __init__(self, config: CacheConfig) -> None:
+    def __init__(self, config: CacheConfig, guard: Guard) -> None:
+        self.guard = guard
         self._min_gain = config.min_gain_tokens
         self.forks = ForkIndex() if config.ghost_forks else None
         self.ends = KnownEnds() if config.policy in ("auto", "density") else None
@@ -68,6 +80,7 @@ class WantedCheckpoints:
         """The plan of ``req``, by rising depth."""
         return getattr(req, "hybrid_wanted", ())
 
+    @guarded(_plan_branch)
     def plan(self, req: Req, key: RadixKey, hit: int, branch: Place | None) -> None:
         """``req``'s prompt was matched up to a checkpoint at ``hit`` tokens.
 
@@ -89,15 +102,18 @@ class WantedCheckpoints:
                     places[fork] = Kind.GHOST_FORK
         req.hybrid_wanted = tuple(sorted(places.items()))
 
+    @guarded(lambda *_: 0)
     def turn_of(self, req: Req) -> int:
         """0, 1 or 2: how far the conversation of ``req`` is, as far as it matters."""
         return 0 if self.ends is None else self.ends.turn(self.pages_of(req))
 
+    @guarded(nothing)
     def observe_prompt(self, req: Req) -> None:
         """``req`` was admitted: its prompt is history for those after it."""
         if self.forks is not None:
             self.forks.observe(self.pages_of(req))
 
+    @guarded(nothing)
     def observe_sequence(self, pages: Hashes) -> None:
         """A request finished, whose prompt and output have these pages."""
         if self.forks is not None:

@@ -130,6 +130,7 @@ class Figures:
             "checkpoint_bytes": self.live_bytes,
             "config": [status.get("config") for status in self.caches],
             "tuning": self.tunings,
+            "parts": [status.get("parts") for status in self.caches],
         }
 
 

@@ -21,6 +21,7 @@ def screen(figures: Figures, url: str) -> RenderableType:
     """Everything about one look."""
     parts: list[RenderableType] = [
         _title(figures, url),
+        *_failures(figures),
         _hits(figures),
         _short_hits(figures),
         _checkpoints(figures),
@@ -36,6 +37,20 @@ def _title(figures: Figures, url: str) -> Text:
     policy = (figures.caches[0].get("config") or {}).get("policy", "?")
     several = f", {ranks} DP ranks" if ranks > 1 else ""
     return Text(f"hybrid-marconi at {url}, policy {policy}{several}", style="bold")
+
+
+def _failures(figures: Figures) -> list[Text]:
+    """A line for every part of the cache that has failed; mostly none."""
+    return [
+        Text(
+            f"{name}: {found['failures']} failures, {'on' if found['is_on'] else 'off'}, first: "
+            f"{found['error']}",
+            style="bold red",
+        )
+        for status in figures.caches
+        for name, found in (status.get("parts") or {}).items()
+        if found["failures"]
+    ]
 
 
 def _table(title: str, *columns: str) -> Table:

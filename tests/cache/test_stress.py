@@ -23,13 +23,14 @@ CONFIGS = [
 def check_states(cache):
     """Each checkpoint's slot holds the state of exactly its node's tokens."""
     temporal = cache.req_to_token_pool.mamba_pool.mamba_cache.temporal
-    for key in cache.view.checkpoints:
-        node, tokens = cache.tree_core.node_by_id(key), []
-        slot = node.component_data[ComponentType.MAMBA].value[0]
-        while node.parent is not None:
-            tokens[:0] = node.key.token_ids[: len(node.key)]
-            node = node.parent
-        assert float(temporal[0, slot].flatten()[0]) == signature(tokens)
+    waiting = [(child, []) for child in cache.tree_core.root_node.children.values()]
+    while waiting:
+        node, above = waiting.pop()
+        tokens = [*above, *node.key.token_ids[: len(node.key)]]
+        slot = node.component_data[ComponentType.MAMBA].value
+        if slot is not None:
+            assert float(temporal[0, slot[0]].flatten()[0]) == signature(tokens)
+        waiting += [(child, tokens) for child in node.children.values()]
 
 
 def random_prompt(rng, history):

@@ -8,6 +8,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from test_stress import check_states, end_one, random_prompt
 
 from sglang_hybrid.adapter import victim_order
+from sglang_hybrid.adapter.guards import Guard
 from sglang_hybrid.adapter.tree_view import TreeView
 from sglang_hybrid.adapter.victim_order import MOVED_PER_REQUEST
 from sglang_hybrid.core.checkpoints import Kind
@@ -39,7 +40,8 @@ def grown_cache(policy, requests=150, **config):
 def rebuilt(cache, policy):
     """A view of the same tree that has known no other policy than ``policy``."""
     old = cache.view
-    view = TreeView(old.costs, policy, old.bucket_width, old.first_victims)
+    guard = Guard("order", "", is_strict=True)
+    view = TreeView(old.costs, policy, old.bucket_width, old.first_victims, guard)
     view.tree_core, view.tree, view.checkpoints = old.tree_core, old.tree, old.checkpoints
     view.clock = old.clock
     for key in old.drawn_from:

@@ -79,12 +79,14 @@ TRACKED = [(0, 5), (0, 16), (0, 20), (0, 21), (1, 22), (1, 25), (1, 32), (2, 33)
 def saves_of_tracked():
     """What a server's forward with these rows would save."""
     from sglang_hybrid.adapter.forward_saves import ForwardSaves
+    from sglang_hybrid.adapter.guards import Guard
     from sglang_hybrid.core.track_plan import TrackPlan
 
     plan = TrackPlan(CHUNK, window_tokens=3)
     for row, length in enumerate(LENGTHS):
         plan.add_row(length, [end - BOUNDS[row] for at, end in TRACKED if at == row])
-    saves = ForwardSaves(SimpleNamespace(translate_mamba_indices=lambda slots: slots), plan)
+    pool = SimpleNamespace(translate_mamba_indices=lambda slots: slots)
+    saves = ForwardSaves(pool, plan, Guard("saving", "", is_strict=True))
     for slot in range(len(TRACKED)):
         saves.add_inside(torch.tensor([slot]))
     saves.seal()
