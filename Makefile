@@ -5,6 +5,9 @@ CACHE ?= hybrid-marconi
 CONFIG ?=
 ARGS ?=
 
+# Of `make test`: processes that run tests
+WORKERS ?= 2
+
 # Of `make paper`
 TRACES ?=
 
@@ -26,7 +29,7 @@ help:
 	@echo '               here), CACHE (empty: the cache built into SGLang), CONFIG (JSON of'
 	@echo '               --cache-config), ARGS (further flags of the server)'
 	@echo 'make install   build the environment: VENV (.venv), PYTHON (python3)'
-	@echo 'make test      run the tests'
+	@echo 'make test      run the tests: WORKERS (2), ARGS (further arguments of pytest)'
 	@echo 'make matrix    run the server tests on every combination of flags; ARGS="-k page_64" for some,'
 	@echo '               ARGS=--stepwise to go on where the last run stopped'
 	@echo 'make lint      check style and types'
@@ -63,7 +66,7 @@ serve: $(STAMP)
 	exec $(BIN)/python -m sglang.launch_server "$$@" $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest tests $(ARGS)
+	$(BIN)/python -m pytest tests -n $(WORKERS) --dist loadgroup -p no:benchmark $(ARGS)
 
 matrix: $(STAMP)
 	$(BIN)/python -m pytest tests/matrix -m 'matrix or not matrix' $(ARGS)

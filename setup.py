@@ -20,6 +20,7 @@ SIM = [
 TEST = [
     "pytest",
     "pytest-timeout",  # a hung server must fail a test, not the run
+    "pytest-xdist",  # a second worker computes while the first waits for a server
     "hypothesis",  # property tests against brute-force references
 ]
 

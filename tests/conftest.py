@@ -2,6 +2,30 @@
 
 import pytest
 
+FOLDERS_WITH_SERVERS = {"server", "matrix"}
+SHARED_SERVERS = ("served", "combined")
+"""Session fixtures with a server per parameter."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """Keep together what shares a server or a module, and begin with what starts servers.
+
+    Of two workers (`make test`), one computes while the other waits for its server.
+    """
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group_of(item)))
+    items.sort(key=lambda item: item.path.parent.name not in FOLDERS_WITH_SERVERS)
+
+
+def _group_of(item):
+    parameters = item.callspec.indices if hasattr(item, "callspec") else {}
+    for name in SHARED_SERVERS:
+        definitions = item._fixtureinfo.name2fixturedefs.get(name)
+        if definitions and definitions[-1].scope == "session" and name in parameters:
+            return f"{name}-{parameters[name]}"
+    return item.nodeid.partition("::")[0]
+
 
 @pytest.fixture(scope="session")
 def compiled_replay():

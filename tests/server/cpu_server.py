@@ -1,6 +1,7 @@
 """Start a real server on the CPU platform and stop it again."""
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -16,10 +17,19 @@ import requests
 _POLL_S = 0.5
 
 
+# Below those that the system hands out, and a range for each worker of pytest-xdist: a
+# server binds its ports some seconds after they were found free.
+_PORTS_PER_WORKER = 2000
+_first_port = 12_000 + _PORTS_PER_WORKER * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+_ports = itertools.cycle(range(_first_port, _first_port + _PORTS_PER_WORKER))
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    for port in _ports:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("unreachable")
 
 
 @dataclass
@@ -100,6 +110,8 @@ def launch(
         *("--model-path", str(model), "--port", str(port)),
         *extra_args,
     ]
+    if "--dp-size" not in extra_args:  # replicas find ports of their own
+        command += ["--nccl-port", str(free_port())]
     url = f"http://127.0.0.1:{port}"
     with log.open("w") as sink:
         process = subprocess.Popen(
