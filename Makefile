@@ -22,7 +22,7 @@ SMALL_MODEL := .model
 SMALL_MODEL_ARGS := --max-total-tokens 262144 --max-mamba-cache-size 256
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test matrix lint bench paper clean
+.PHONY: help install serve test matrix mutants lint bench paper clean
 
 help:
 	@echo 'make serve     run a server in the foreground: PORT, MODEL (default: a small model made'
@@ -32,6 +32,7 @@ help:
 	@echo 'make test      run the tests: WORKERS (2), ARGS (further arguments of pytest)'
 	@echo 'make matrix    run the server tests on every combination of flags; ARGS="-k page_64" for some,'
 	@echo '               ARGS=--stepwise to go on where the last run stopped'
+	@echo 'make mutants   see deliberate bugs caught by the tests; ARGS="part of a name" for some'
 	@echo 'make lint      check style and types'
 	@echo 'make bench     run the benchmarks'
 	@echo 'make paper     rerun the experiments of the paper: TRACES (folder of stored traces)'
@@ -70,6 +71,9 @@ test: $(STAMP)
 
 matrix: $(STAMP)
 	$(BIN)/python -m pytest tests/matrix -m 'matrix or not matrix' $(ARGS)
+
+mutants: $(STAMP)
+	$(BIN)/python tests/mutants/mutation_check.py $(if $(ARGS),'$(ARGS)')
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

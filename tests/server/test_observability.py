@@ -9,17 +9,19 @@ import scrape
 from workload import counters, hit, sharing, tokens
 
 from sglang_hybrid.adapter.counters import Counters
+from sglang_hybrid.adapter.guards import Guards
 from sglang_hybrid.adapter.metric_table import KINDS, METRICS, Snapshot
 from sglang_hybrid.cli import main
 from sglang_hybrid.sim.traces import load_trace
 
 FIXED = Counters()
+PARTS = Guards.of(is_strict=False, ranks=1).status()
 ONLY_TUNED = {
     metric.exported
     for metric in METRICS
     if metric.kind != "histogram"
     and not metric.read(
-        Snapshot(FIXED.as_dict(), dict.fromkeys(KINDS, 0), 1, FIXED.short.as_dict())
+        Snapshot(FIXED.as_dict(), dict.fromkeys(KINDS, 0), 1, FIXED.short.as_dict(), parts=PARTS)
     )
 }
 
