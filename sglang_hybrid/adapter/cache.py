@@ -152,18 +152,13 @@ class HybridMarconiCache(UnifiedRadixCache):
 
     def on_finished(self, req: Req, length: int) -> None:
         """``req`` finished and ``length`` of its tokens enter the tree."""
-        if self.guards.history.is_on:
-            with self.guards.history:
-                self._remember(req, length)
+        self.wanted.observe_sequence(req, length)
+        if self.recorder is not None and self.guards.lead.is_on:
+            with self.guards.lead:
+                self._record(self.recorder, req, length)
 
-    def _remember(self, req: Req, length: int) -> None:
-        if self.recorder is None and not self.wanted.remembers:
-            return
-        pages = self.wanted.pages_of(req, length)
-        self.wanted.observe_sequence(pages)
-        if self.recorder is None:
-            return
-        window = self.recorder.add(req, length, pages, self.wanted)
+    def _record(self, recorder: Recorder, req: Req, length: int) -> None:
+        window = recorder.add(req, length, self.wanted.pages_of(req, length), self.wanted)
         if self.tuning is not None:
             self.tuning.count_request()
             if window is not None:

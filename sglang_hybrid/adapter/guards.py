@@ -123,13 +123,15 @@ class Guards:
         order: which checkpoints and leaves go first.
         saving: states saved inside prefills and before stop tokens, and their copies.
         history: wishes for checkpoints beside branch points, explanations, records.
-        tuning: the choice of policy and alpha.
+        tuning: decisions about policy and alpha, put in force on every rank.
+        lead: what only the rank that reads requests does: the record, the shadow caches.
     """
 
     order: Guard
     saving: Guard
     history: Guard
     tuning: Guard
+    lead: Guard
 
     @classmethod
     def of(cls, *, is_strict: bool, ranks: int) -> Guards:
@@ -141,6 +143,7 @@ class Guards:
             saving=make("saving of states", "prefills save no states inside", tolerated=2),
             history=make("history", "checkpoints are kept at branch points and ends only"),
             tuning=make("tuning", "the policy in force stays"),
+            lead=make("record of requests", "nothing is recorded, and the policy in force stays"),
         )
 
     def status(self) -> dict[str, dict[str, Any]]:
@@ -152,24 +155,28 @@ PARTS = tuple(field.name for field in fields(Guards))
 """Names of the parts, as metrics have them."""
 
 
-def guarded(otherwise: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator of methods of an object whose `guard` watches them.
+def guarded(
+    otherwise: Callable[..., Any], by: str = "guard"
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator of methods of an object whose guard watches them.
 
     Args:
         otherwise: called instead once the part is off, with the same arguments.
+        by: attribute of the object that is its guard.
     """
 
     def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.guard.is_on:
+            guard: Guard = getattr(self, by)
+            if guard.is_on:
                 try:
                     result = method(self, *args, **kwargs)
                     # Off by now if a method that it called has failed.
-                    if self.guard.is_on:
+                    if guard.is_on:
                         return result
                 except Exception as error:
-                    self.guard.failed(error)
+                    guard.failed(error)
             return otherwise(self, *args, **kwargs)
 
         return call

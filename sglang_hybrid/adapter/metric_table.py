@@ -444,7 +444,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "part_failures",
         "counter",
-        "Failures inside a part of the cache (order, saving, history, tuning) that cost hits only.",
+        "Failures inside a part of the cache (order, saving, history, tuning, lead), which cost "
+        "hits only.",
         "Should stay at 0; the log tells why. Please report it.",
         _parts(lambda part: part["failures"]),
         ("part",),

@@ -48,8 +48,8 @@ class Tuning:
         self, cache: HybridMarconiCache, arms: tuple[Arm, ...], client: ShadowClient | None
     ) -> None:
         self._cache, self.arms, self._client = cache, arms, client
-        self.guard = cache.guards.tuning
-        self.guard.when_off = self.close
+        self.guard, self._lead = cache.guards.tuning, cache.guards.lead
+        self._lead.when_off = self.close
         self.in_force = self._announced = 0
         self.switches: dict[str, int] = {}
         self._due: list[Decision] = []
@@ -94,7 +94,7 @@ class Tuning:
 
     # ---- on the rank that decides ----
 
-    @guarded(nothing)
+    @guarded(nothing, by="_lead")
     def count_request(self) -> None:
         """A request was recorded."""
         self._requests += 1
@@ -102,7 +102,7 @@ class Tuning:
         if evicted and self._before_eviction is None:
             self._before_eviction = self._requests - 1
 
-    @guarded(nothing)
+    @guarded(nothing, by="_lead")
     def record(self, window: Window) -> None:
         """A window of requests was served."""
         if self._client is None:
@@ -119,7 +119,7 @@ class Tuning:
         if not self._client.search():
             self._decider.reset()  # there is nobody to ask; the next window asks again
 
-    @guarded(lambda _: [])
+    @guarded(lambda _: [], by="_lead")
     def pending(self) -> list[Decision]:
         """Decisions that follow from what the shadow caches have reported by now."""
         if self._client is None:
@@ -205,6 +205,10 @@ class Tuning:
         self._due = []
         self._decider.reset()
         self._start_over()
+        self._reset_shadows()
+
+    @guarded(nothing, by="_lead")
+    def _reset_shadows(self) -> None:
         if self._client is not None:
             self._client.reset()
 

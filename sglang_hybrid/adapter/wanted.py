@@ -70,11 +70,6 @@ class WantedCheckpoints:
         if self.ends is not None:
             self.ends.clear()
 
-    @property
-    def remembers(self) -> bool:
-        """Whether sequences that finish matter to later plans."""
-        return self.forks is not None or self.ends is not None
-
     @staticmethod
     def of(req: Req) -> tuple[Place, ...]:
         """The plan of ``req``, by rising depth."""
@@ -114,8 +109,11 @@ class WantedCheckpoints:
             self.forks.observe(self.pages_of(req))
 
     @guarded(nothing)
-    def observe_sequence(self, pages: Hashes) -> None:
-        """A request finished, whose prompt and output have these pages."""
+    def observe_sequence(self, req: Req, length: int) -> None:
+        """``req`` finished, and ``length`` tokens of its prompt and output are kept."""
+        if self.forks is None and self.ends is None:
+            return
+        pages = self.pages_of(req, length)
         if self.forks is not None:
             self.forks.observe(pages)
         if self.ends is not None:

@@ -54,7 +54,6 @@ HISTORY = [
     (EvictedPlaces, "deepest"),
     (ShortHit, "missing"),
     (ModelCosts, "prefill_flops"),
-    (Recorder, "add"),
 ]
 SAVING = [
     (TrackPlan, "add_row"),
@@ -165,7 +164,6 @@ def test_without_its_order_the_cache_evicts_as_sglang(monkeypatch, caplog, owner
 @pytest.mark.parametrize(("owner", "name"), HISTORY, ids=named)
 def test_without_a_history_branch_points_are_kept(monkeypatch, owner, name, calls):
     cache = make_cache({"min_gain_tokens": 1, "ghost_forks": True}, slots=8, tokens=900, rows=4)
-    cache.recorder = Recorder(16, 64)
     counted = break_after(monkeypatch, owner, name, calls)
     driver = Driver(cache, chunk=32)
     serve_randomly(cache, driver, calls, steps=200)
@@ -179,6 +177,21 @@ def test_without_a_history_branch_points_are_kept(monkeypatch, owner, name, call
     trunk = list(range(1, 101))
     driver = Driver(cache)
     assert [driver.serve([*trunk, 700 + i, *range(20)]) for i in range(4)][2:] == [100, 100]
+
+
+def test_without_its_record_a_rank_plans_as_the_others(monkeypatch):
+    """Only one rank records: its plans must stay those of the ranks that do not."""
+    break_after(monkeypatch, Recorder, "add")
+    cache = make_cache({"min_gain_tokens": 1}, slots=8)
+    cache.recorder = Recorder(16, 64)
+    driver = Driver(cache)
+    for i in range(3):
+        driver.serve([*range(1, 200), 700 + i, *range(100)])
+    assert not cache.guards.lead.is_on and cache.guards.lead.failures == 1
+    assert cache.guards.history.is_on and cache.wanted.forks is not None
+    req = driver.admit([*range(1, 200), 800, *range(100)])
+    assert cache.wanted.forks.deepest(cache.wanted.pages_of(req), 1, 299) == 192
+    driver.abort(req)
 
 
 @pytest.mark.parametrize("strategy", ["no_buffer", "extra_buffer"])
@@ -230,7 +243,7 @@ def test_a_state_that_is_deeper_than_its_path_is_dropped():
     cache.check_integrity()
 
 
-@pytest.mark.parametrize("part", ["order", "saving", "history", "tuning"])
+@pytest.mark.parametrize("part", ["order", "saving", "history", "tuning", "lead"])
 def test_strict_raises(part):
     guard = getattr(Guards.of(is_strict=True, ranks=1), part)
     with pytest.raises(Broken), guard:
