@@ -189,7 +189,7 @@ def test_without_its_record_a_rank_plans_as_the_others(monkeypatch):
         driver.serve([*range(1, 200), 700 + i, *range(100)])
     assert not cache.guards.lead.is_on and cache.guards.lead.failures == 1
     assert cache.guards.history.is_on and cache.wanted.forks is not None
-    req = driver.admit([*range(1, 200), 800, *range(100)])
+    req = driver.start([*range(1, 200), 800, *range(100)])
     assert cache.wanted.forks.deepest(cache.wanted.pages_of(req), 1, 299) == 192
     driver.abort(req)
 
