@@ -31,10 +31,11 @@ def test_keys_of_any_text(key, saves):
     driver = SavingDriver(cache) if saves else Driver(cache)
     cache.recorder = Recorder(2, 16)
     prompts = [[*range(1, 200), 1000 + i] for i in range(3)]
-    for salt in (None, key):
+    salts = (None, key or "salt")
+    for salt in salts:
         driver.cache_salt = salt
         assert [driver.serve(prompt, extra_key=key) for prompt in prompts] == [0, 0, 199]
-    spaces = {namespace_of(key), namespace_of(key, key or None)}
+    spaces = {namespace_of(key, salt) for salt in salts}
     assert set(cache.recorder.window().namespace.tolist()) == spaces
 
 
