@@ -238,8 +238,9 @@ class TreeView(VictimOrder):
         """Place every node that an event has touched."""
         if self._unsettled:
             nodes, self._unsettled = self._unsettled, {}
-            for node in nodes.values():
-                self._place(node)
+            with self.tree.standing_still():
+                for node in nodes.values():
+                    self._place(node)
 
     def stale(self) -> dict[int, tuple]:
         """Candidates whose place is not what the tree says now. O(tree); for checks."""
