@@ -134,6 +134,9 @@ def layer_types(config: Any) -> list[str]:
     types: Sequence[str] | None = getattr(config, "layer_types", None)
     if types is None:
         types = config.layers_block_type
+    wrong = next((kind for kind in types if not isinstance(kind, str)), None)
+    if wrong is not None:
+        raise ValueError(f"a layer of type {shown(wrong)} is not allowed; allowed: a name")
     return [_LAYER_TYPES.get(kind, kind) for kind in types]
 
 
