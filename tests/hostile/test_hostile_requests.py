@@ -1,14 +1,18 @@
 """Requests that a client has written with intent, on a real cache."""
 
+import random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from harness import Driver, make_cache
 from saving_driver import SavingDriver, saving_cache
 
+from sglang_hybrid.adapter import wanted
 from sglang_hybrid.adapter.record_export import RecordExport
 from sglang_hybrid.adapter.recorder import Recorder
 from sglang_hybrid.adapter.stops import _MOST_IDS, _stop_ids
+from sglang_hybrid.core import pages
 from sglang_hybrid.core.pages import namespace_of
 
 KEYS = [
@@ -106,3 +110,27 @@ def test_tenants_share_no_fork_end_or_evicted_place(policy):
     own = serve("a", 14)
     assert own.hybrid_short_hit.evicted == 256
     assert cache.counters.ghost_fork_checkpoints == before + 1
+
+
+def common(a, b):
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
+
+
+@pytest.mark.parametrize("policy", ["utility", "density"])
+def test_colliding_hashes_hit_nothing_of_others(policy, monkeypatch):
+    """With hashes that all collide, wishes are misplaced; hits come from the tree's tokens.
+
+    The driver checks that every state that is hit is that of the request's own tokens.
+    """
+    monkeypatch.setattr(pages, "_FACTORS", np.zeros_like(pages._FACTORS))
+    monkeypatch.setattr(wanted, "namespace_of", lambda *_: 0)
+    cache = make_cache({"policy": policy, "min_gain_tokens": 1}, slots=8, tokens=2400)
+    driver, rng, before = Driver(cache), random.Random(0), {"a": [], "b": []}
+    for i in range(40):
+        tenant = "ab"[i % 2]
+        driver.cache_salt = tenant
+        prompt = [*range(1, 1 + rng.choice([70, 130, 200])), *range(1000 * i, 1000 * i + 80)]
+        most = max((common(prompt, old) for old in before[tenant]), default=0)
+        assert driver.serve(prompt) <= most
+        before[tenant].append([*prompt, 7, 8])
+    assert cache.counters.ghost_fork_checkpoints  # the collisions made some

@@ -175,7 +175,8 @@ class _ZstdFile(io.RawIOBase):
         self._file = path.open("rb")
         self._decompressor = decompressor
         self._frame = decompressor.decompressobj()
-        self._compressed = self._unpacked = b""
+        self._compressed = b""
+        self._unpacked = memoryview(b"")  # what is left of it is no copy
 
     def readable(self) -> bool:
         return True
@@ -197,7 +198,7 @@ class _ZstdFile(io.RawIOBase):
         if self._frame.eof:
             self._frame = self._decompressor.decompressobj()
         try:
-            self._unpacked = self._frame.decompress(self._compressed)
+            self._unpacked = memoryview(self._frame.decompress(self._compressed))
         except Exception as error:  # the package's own type is known only where it is installed
             raise OSError(str(error)) from None
         self._compressed = self._frame.unused_data if self._frame.eof else b""
