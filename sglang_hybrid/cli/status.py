@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-_LARGEST = 1e100
+_LARGEST, _DEEPEST = 1e100, 3
 _MOST_ENTRIES, _LONGEST_NAME, _SHOWN_CHARS = 10_000, 200, 60
 
 
@@ -36,6 +36,8 @@ def check_status(status: Any) -> None:
             _check_number(f"tuning.{key}", tuning[key])
     for key in ("windows", "dropped_windows", "backlog", "failures", "stalls"):
         _check_number(f"tuning.{key}", tuning.get(key, 0))
+    _check_values("config", config)
+    _check_values("tuning", tuning)
     for what, text in (
         *((f"tuning.{key}", tuning.get(key)) for key in ("mode", "arm", "process")),
         ("config.policy", config.get("policy")),
@@ -69,6 +71,18 @@ def _check_object(what: str, value: Any) -> None:
     if len(value) > _MOST_ENTRIES or not all(map(_is_name, value)):
         names = f"up to {_MOST_ENTRIES} printable names of up to {_LONGEST_NAME} characters"
         raise _error(what, value, names)
+
+
+def _check_values(what: str, value: Any, depth: int = 0) -> None:
+    """What is only passed on, as JSON: numbers that JSON has, and no deep nesting."""
+    if isinstance(value, dict | list) and depth < _DEEPEST:
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, part in parts:
+            _check_values(f"{what}.{shown(key)}", part, depth + 1)
+    elif isinstance(value, dict | list):
+        raise _error(what, value, "no deeper nesting")
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        _check_number(what, value)
 
 
 def _check_number(what: str, value: Any) -> None:
