@@ -256,7 +256,8 @@ def _not_an_object(source: Any) -> str:
 def _check_known(key: Any, value: Any) -> None:
     if isinstance(key, str) and key in CacheConfig.model_fields:
         return
-    close = difflib.get_close_matches(str(key)[:_SHOWN_CHARS], CacheConfig.model_fields, n=1)
+    name = key[:_SHOWN_CHARS] if isinstance(key, str) else _shown(key)
+    close = difflib.get_close_matches(name, CacheConfig.model_fields, n=1)
     hint = f'did you mean "{close[0]}"?' if close else "remove it"
     raise ConfigError(
         f"{SOURCE}: unknown key {_shown(key)} (value {_shown(value)}); allowed keys: "

@@ -1,6 +1,9 @@
 """Shared by all tests."""
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("night", max_examples=2000, deadline=None)
 
 FOLDERS_WITH_SERVERS = {"server", "matrix"}
 SHARED_SERVERS = ("served", "combined")

@@ -8,6 +8,8 @@ the live tree, so they are those of the replay, which drops such KV at once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from sglang_hybrid.core.checkpoints import ENDS, Checkpoint
@@ -26,6 +28,14 @@ class Facts(NamedTuple):
     live_children: int
 
 
+class _Above(NamedTuple):
+    """The nearest checkpoint, None if there is none, and the depth of the nearest node of
+    those that stay when a leaf goes: it, or a fork on the way to it."""
+
+    live: Checkpoint | None
+    kept: int
+
+
 class LiveTree:
     """Checkpoints by node, and what depends on where the others are.
 
@@ -35,13 +45,16 @@ class LiveTree:
     def __init__(self, costs: ModelCosts) -> None:
         self.costs = costs
         self.checkpoints: dict[int, Checkpoint] = {}
-        # Node id -> children that are live (hold a checkpoint or lead to one); never 0.
-        self._live_children: dict[int, int] = {}
+        # Node id -> children that are live (hold a checkpoint or lead to one), by id; never
+        # none. A fork may have thousands of children without a checkpoint: never looked at.
+        self._live_children: dict[int, dict[int, UnifiedTreeNode]] = {}
+        # Node id -> what `_above` finds; while the tree stands still.
+        self._found_above: dict[int, _Above] | None = None
         # Node id -> (depth in tokens, clock at which its KV was inserted).
         self._nodes: dict[int, tuple[int, int]] = {}
 
     def live_children(self, node: UnifiedTreeNode) -> int:
-        return self._live_children.get(node.id, 0)
+        return len(self._live_children.get(node.id, ()))
 
     def is_live(self, node: UnifiedTreeNode) -> bool:
         return node.id in self.checkpoints or node.id in self._live_children
@@ -70,7 +83,11 @@ class LiveTree:
             depth, clock = self._nodes[lower.id]
             self._nodes[upper.id] = (depth - len(lower.key), clock)
         if self.is_live(lower):
-            self._live_children[upper.id] = 1
+            self._live_children[upper.id] = {lower.id: lower}
+            siblings = self._live_children.get(upper.parent.id)
+            if siblings is not None:  # the root has no entry
+                del siblings[lower.id]
+                siblings[upper.id] = upper
 
     def forget(self, node: UnifiedTreeNode) -> None:
         """``node``, a leaf without a checkpoint, leaves the tree."""
@@ -99,11 +116,14 @@ class LiveTree:
         """``node`` became live (1) or ceased to be (-1): its ancestors may do so with it."""
         above = node.parent
         while above.parent is not None:
-            before = self.live_children(above)
-            after = before + step
-            if after:
-                self._live_children[above.id] = after
+            children = self._live_children.setdefault(above.id, {})
+            before = len(children)
+            if step > 0:
+                children[node.id] = node
             else:
+                del children[node.id]
+            after = len(children)
+            if not after:
                 del self._live_children[above.id]
             if above.id in self.checkpoints:
                 return [above]
@@ -111,18 +131,18 @@ class LiveTree:
                 return self._live_below(above)
             if before and after:
                 return []
-            above = above.parent
+            node, above = above, above.parent
         return []
 
     def _live_below(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
-        """The nearest checkpoints below ``node``."""
-        found, below = [], list(node.children.values())
+        """The nearest checkpoints below ``node``; looks at live nodes only."""
+        found, below = [], [*self._live_children.get(node.id, {}).values()]
         while below:
             child = below.pop()
             if child.id in self.checkpoints:
                 found.append(child)
-            elif child.id in self._live_children:
-                below.extend(child.children.values())
+            else:
+                below.extend(self._live_children[child.id].values())
         return found
 
     # ---- facts ----
@@ -142,21 +162,38 @@ class LiveTree:
         The KV counted for a leaf reaches up to the nearest fork or checkpoint: what lies
         between cannot be hit without it.
         """
-        checkpoints = self.checkpoints
-        checkpoint, children = checkpoints[node.id], self._live_children.get(node.id, 0)
-        above, fork, live = node.parent, None, None
-        while above.parent is not None:
-            live = checkpoints.get(above.id)
-            if live is not None:
-                break
-            if fork is None and self._live_children[above.id] > 1:
-                fork = above
-            above = above.parent
+        checkpoint, children = self.checkpoints[node.id], self.live_children(node)
+        above = self._above(node.parent)
         saved_flops, freed_bytes = checkpoint.prefill_flops, self.costs.state_bytes
-        if live is not None:
-            saved_flops -= live.prefill_flops
+        if above.live is not None:
+            saved_flops -= above.live.prefill_flops
         if not children:
-            kept = self.depth_of(fork or above)
-            freed_bytes += self.costs.kv_bytes_per_token * (checkpoint.depth - kept)
+            freed_bytes += self.costs.kv_bytes_per_token * (checkpoint.depth - above.kept)
         superseded = checkpoint.kind in ENDS and children == 1
         return Facts(saved_flops, freed_bytes, superseded, children)
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Nothing changes meanwhile: the way up from many nodes is walked once."""
+        self._found_above = {}
+        try:
+            yield
+        finally:
+            self._found_above = None
+
+    def _above(self, node: UnifiedTreeNode) -> _Above:
+        """What is nearest at or above ``node``."""
+        known = {} if self._found_above is None else self._found_above
+        passed = []
+        while (found := known.get(node.id)) is None:
+            live = self.checkpoints.get(node.id)
+            if live is not None or node.parent is None:
+                found = known[node.id] = _Above(live, self.depth_of(node))
+                break
+            passed.append(node)
+            node = node.parent
+        for each in reversed(passed):
+            if len(self._live_children[each.id]) > 1:
+                found = _Above(found.live, self.depth_of(each))
+            known[each.id] = found
+        return found

@@ -27,6 +27,8 @@ PART_KEY = "record_part"
 PART_BYTES = 1 << 20
 """Compressed bytes of a part: a few milliseconds of the scheduler each."""
 
+_MOST_PARTS = 1 << 20
+
 _COMMAND = (sys.executable, "-m", "sglang_hybrid.shadow.export")
 _WITHIN_S = 100.0
 
@@ -99,7 +101,8 @@ class RecordExport:
     def ask(self, part: float) -> bool:
         """Mark ``part`` for the next report; False if there is no such part to be had."""
         recorder = getattr(self._cache, "recorder", None)
-        if recorder is None or part != int(part) or part < 0:
+        # Whole numbers only: `inf` and `nan` arrive here as well.
+        if recorder is None or not (0 <= part <= _MOST_PARTS and part == int(part)):
             return False
         part = int(part)
         if part == 0:

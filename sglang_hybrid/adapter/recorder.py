@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from sglang_hybrid.adapter.wanted import WantedCheckpoints, chain_of
 from sglang_hybrid.core.pages import Hashes
 from sglang_hybrid.shadow.records import Window, WindowBuilder
-from sglang_hybrid.shadow.ring import Ring
+from sglang_hybrid.shadow.ring import MAX_PAGES, Ring
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -23,18 +23,18 @@ class Recorder:
     known, and a conversation's next turn can only come later.
 
     Args:
-        window: requests per window.
+        window: requests per window; fewer where they have more than `MAX_PAGES` pages.
         max_requests: requests that the ring holds, 0 for none.
     """
 
     def __init__(self, window: int, max_requests: int) -> None:
         self._size = window
-        self._builder = WindowBuilder()
+        self._builder, self._pages = WindowBuilder(), 0
         self.ring = Ring(max_requests) if max_requests else None
 
     def clear(self) -> None:
         """Forget everything, as after a flush."""
-        self._builder = WindowBuilder()
+        self._builder, self._pages = WindowBuilder(), 0
         if self.ring is not None:
             self.ring.clear()
 
@@ -50,8 +50,10 @@ class Recorder:
             hit=min(getattr(req, "hybrid_hit", 0), input_len),
             namespace=chain_of(req).namespace,
         )
-        if len(self._builder) < self._size:
+        self._pages += len(pages)
+        if len(self._builder) < self._size and self._pages < MAX_PAGES:
             return None
+        self._pages = 0
         window = self._builder.take()
         if self.ring is not None:
             self.ring.append(window)

@@ -8,6 +8,7 @@ forward then first copies the running state to the request's tracking slot.
 
 from __future__ import annotations
 
+import heapq
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _MOST_IDS = 8  # of one request; a sequence that ends by another keeps the state behind it
 _NO_TOKEN = -1
+_TOO_LARGE = 2**31  # for a token id
 
 
 class StopCopies:
@@ -87,4 +89,6 @@ def _stop_ids(req: Req) -> tuple[int, ...]:
     ids = {*(params.stop_token_ids or ()), *(req.eos_token_ids or ())}
     if tokenizer is not None:
         ids |= {tokenizer.eos_token_id, *(tokenizer.additional_stop_token_ids or ())}
-    return tuple(sorted(ids - {None})[:_MOST_IDS])
+    # SGLang takes whatever integers a request names; no token is one of the others.
+    tokens = (each for each in ids - {None} if 0 <= each < _TOO_LARGE)
+    return tuple(heapq.nsmallest(_MOST_IDS, tokens))

@@ -281,8 +281,9 @@ class TreeView(VictimOrder):
         """Place every node that an event has touched."""
         if self._unsettled:
             nodes, self._unsettled = self._unsettled, {}
-            for node in nodes.values():
-                self._place(node)
+            with self.tree.standing_still():
+                for node in nodes.values():
+                    self._place(node)
 
     @guarded(lambda _: {})
     def stale(self) -> dict[int, tuple]:

@@ -114,9 +114,10 @@ class VictimOrder:
         """
         moving = self._to_move[-MOVED_PER_REQUEST:]
         del self._to_move[-MOVED_PER_REQUEST:]
-        for key in moving:
-            if key in self.checkpoints:
-                self._place(self.tree_core.node_by_id(key))
+        with self.tree.standing_still():
+            for key in moving:
+                if key in self.checkpoints:
+                    self._place(self.tree_core.node_by_id(key))
         if not self._to_move:
             for tiers in (self.states, self.leaves):
                 for i, index in enumerate(tiers.tiers):

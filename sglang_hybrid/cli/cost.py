@@ -15,6 +15,7 @@ from rich.table import Table
 from sglang_hybrid.cli.units import show_bytes, show_flops
 from sglang_hybrid.core.presets import DTYPE_BYTES, PRESETS, LayerGroup, Model, load_model
 
+_MOST = 2**31 - 1
 _PIPED_WIDTH = 200
 """Columns of the tables where there is no terminal to fit."""
 
@@ -73,6 +74,8 @@ def _load(args: argparse.Namespace) -> Model:
         value = getattr(args, name)
         if value < 1:
             raise ValueError(f"--{name} {value} must be at least 1")
+        if value > _MOST:
+            raise ValueError(f"--{name} must be at most {_MOST}, got a larger number")
     return load_model(
         args.model,
         tp=args.tp,

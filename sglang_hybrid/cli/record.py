@@ -18,10 +18,14 @@ from typing import Any
 
 from sglang_hybrid.adapter.record_export import PART_KEY, REQUEST_KEY
 from sglang_hybrid.cli.server import Server, ServerError
+from sglang_hybrid.cli.status import shown
 
 _POLL_S = 0.5
 _WITHIN_S = 120.0
 """Writing and compressing the record takes the server seconds at most."""
+
+_MOST_PARTS, _MOST_BYTES = 4096, 1 << 32
+"""Of one record. A million requests of a million pages have about 200 MB of text."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +53,10 @@ def run(args: argparse.Namespace) -> int:
         ranks = len(server.caches())
         paths = paths_of(args.out, ranks)
         _check(paths, args.force)
-        for path, (text, requests) in zip(paths, fetch(server), strict=True):
+        records = fetch(server)
+        if len(records) != len(paths):
+            raise ServerError("the number of DP ranks changed meanwhile; try again")
+        for path, (text, requests) in zip(paths, records, strict=True):
             path.write_text(text, encoding="utf-8")
             print(f"{path}: {requests} requests")
     except (ServerError, OSError) as error:
@@ -81,14 +88,27 @@ def fetch(server: Server) -> list[tuple[str, int]]:
     """
     with _export(server):
         first = _part(server, 1)
+        _check_sizes(first)
         pieces = [[part] for part in first]
         for index in range(2, max(part["parts"] for part in first) + 1):
             for rank, part in enumerate(_part(server, index)):
-                if index <= first[rank]["parts"]:
-                    if part.get("export") != first[rank]["export"]:
+                if rank < len(first) and index <= first[rank]["parts"]:
+                    if part.get("export") != first[rank].get("export"):
                         raise ServerError("another client took a record meanwhile; try again")
                     pieces[rank].append(part)
     return [(_text(rank), rank[0]["requests"]) for rank in pieces]
+
+
+def _check_sizes(first: list[dict[str, Any]]) -> None:
+    """Before anything is asked for by these numbers."""
+    for part in first:
+        for key, least, most in (("parts", 1, _MOST_PARTS), ("requests", 0, 2**31)):
+            value = part.get(key)
+            if type(value) is not int or not least <= value <= most:
+                raise ServerError(
+                    f'the server\'s record has "{key}" {shown(value)}; allowed: an integer from '
+                    f"{least} to {most}; is it of another version?"
+                )
 
 
 @contextlib.contextmanager
@@ -114,9 +134,11 @@ def _part(server: Server, index: int) -> list[dict[str, Any]]:
         parts = [status.get(PART_KEY) for status in server.caches()]
         # Another client's request may have been given our part; then it is asked for again.
         if all(parts):
-            found = [part for part in parts if part is not None]
+            found = [part for part in parts if isinstance(part, dict)]
+            if len(found) != len(parts):
+                raise ServerError("the server's record is no object; is it of another version?")
             if index == 1 and (error := next((p["error"] for p in found if "error" in p), None)):
-                raise ServerError(f"the server could not write its record: {error}")
+                raise ServerError(f"the server could not write its record: {shown(error, 200)}")
             if all("data" in part or "error" in part for part in found):
                 return found
         time.sleep(_POLL_S)
@@ -124,8 +146,18 @@ def _part(server: Server, index: int) -> list[dict[str, Any]]:
 
 
 def _text(parts: list[dict[str, Any]]) -> str:
-    data = b"".join(base64.b64decode(part["data"]) for part in parts)
+    unpacker = zlib.decompressobj()
     try:
-        return zlib.decompress(data).decode()
-    except zlib.error as error:
-        raise ServerError(f"the record arrived damaged ({error}); try again") from None
+        data = b"".join(base64.b64decode(part["data"]) for part in parts)
+        text = unpacker.decompress(data, _MOST_BYTES)
+        if unpacker.unconsumed_tail:
+            raise ServerError(
+                f"the record has more than {_MOST_BYTES} bytes; start the server with a smaller "
+                "record_requests"
+            )
+        if not unpacker.eof:
+            raise ValueError("it is cut")
+        return text.decode()
+    except (KeyError, TypeError, ValueError, zlib.error) as error:
+        reason = shown(f"{type(error).__name__}: {error}", 200)
+        raise ServerError(f"the record arrived damaged ({reason}); try again") from None

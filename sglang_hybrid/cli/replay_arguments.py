@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang_hybrid.core.presets import DTYPE_BYTES
 from sglang_hybrid.sim.admission import parse_admission
+from sglang_hybrid.sim.budget import parse_bytes
 from sglang_hybrid.sim.sweep import (
     DEFAULT_ADMISSIONS,
     DEFAULT_POLICIES,
@@ -88,6 +89,7 @@ def _add_trace(group: argparse._ArgumentGroup) -> None:
     add("--limit", metavar="N", help="the first N requests")
     add("--max-input-tokens", metavar="N", help="a session ends before its first longer prompt")
     add("--strict", action="store_true", help="a malformed entry is an error")
+    add("--trace-memory", metavar="B", default="8GB", help="that reading may take (%(default)s)")
 
 
 def _add_model(group: argparse._ArgumentGroup) -> None:
@@ -223,7 +225,18 @@ def _trace_options(args: argparse.Namespace, seed: int) -> dict[str, Any]:
         "strict": args.strict,
         "limit": _optional("--limit", args.limit, 1),
         "max_input_tokens": _optional("--max-input-tokens", args.max_input_tokens, 0),
+        "max_memory": _trace_memory(args.trace_memory),
     }
+
+
+def _trace_memory(text: str) -> float:
+    try:
+        size = parse_bytes(text)
+    except ValueError as error:
+        raise ValueError(f"--trace-memory {error}") from None
+    if not 1 <= size < 2**63:
+        raise ValueError(f"--trace-memory {text!r} is not allowed; allowed: a size such as 8GB")
+    return size
 
 
 def _texts(flag: str, value: str) -> list[str]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import requests
 
 from sglang_hybrid.cli.expectations import STATE_KEY
+from sglang_hybrid.cli.status import shown
+
+_MOST_BYTES = 1 << 26
+"""Of one answer. A part of a record has 1.4 MB for every DP rank."""
 
 
 class ServerError(RuntimeError):
@@ -39,9 +44,12 @@ class Server:
         """Status of the cache of every DP rank."""
         reply = self._call("GET", "/server_info", self._key)
         try:
-            states = reply.json()["internal_states"]
+            states = reply["internal_states"]
             found = [state[STATE_KEY] for state in states if STATE_KEY in state]
-        except (ValueError, KeyError, TypeError) as error:
+            broken = next((status["error"] for status in found if "error" in status), None)
+            if not all(isinstance(status, dict) for status in found):
+                raise TypeError
+        except (KeyError, IndexError, TypeError) as error:
             raise ServerError(
                 f"{self.url}/server_info is not SGLang's ({type(error).__name__}); check --url"
             ) from None
@@ -50,30 +58,29 @@ class Server:
                 f"{self.url} does not run --cache hybrid-marconi (no {STATE_KEY} in "
                 "internal_states of /server_info); start the server with that flag"
             )
-        broken = next((status["error"] for status in found if "error" in status), None)
         if broken:
-            raise ServerError(f"the server could not report its cache: {broken}; see its log")
+            raise ServerError(
+                f"the server could not report its cache: {shown(broken, 200)}; see its log"
+            )
         return found
 
     def set_state(self, **values: float) -> list[bool]:
         """Set scheduler values, see `/set_internal_state`; whether each DP rank took them."""
         body = {"server_args": values}
         reply = self._call("POST", "/set_internal_state", self._admin_key, json=body)
-        try:
-            taken = [bool(each) for each in reply.json()]
-        except (ValueError, TypeError):
-            raise ServerError(
-                f"{self.url}/set_internal_state is not SGLang's; check --url"
-            ) from None
-        return taken
+        if not isinstance(reply, list):
+            raise ServerError(f"{self.url}/set_internal_state is not SGLang's; check --url")
+        return [bool(each) for each in reply]
 
-    def _call(self, method: str, path: str, key: str | None, **kwargs: Any) -> requests.Response:
+    def _call(self, method: str, path: str, key: str | None, **kwargs: Any) -> Any:
+        """The JSON value that the server answers."""
         if key:
             kwargs["headers"] = {"Authorization": f"Bearer {key}"}
         try:
-            reply = self._session.request(
-                method, self.url + path, timeout=self._timeout_s, **kwargs
-            )
+            with self._session.request(
+                method, self.url + path, timeout=self._timeout_s, stream=True, **kwargs
+            ) as reply:
+                body = self._body(reply, path)
         except requests.RequestException as error:
             raise ServerError(
                 f"{self.url} cannot be reached ({type(error).__name__}); check --url"
@@ -84,5 +91,21 @@ class Server:
                 "--api-key, and what only its admin may do with --admin-api-key"
             )
         if not reply.ok:
-            raise ServerError(f"{self.url}{path} answers {reply.status_code}: {reply.text[:200]}")
-        return reply
+            text = shown(body[:200].decode(errors="replace"), 200)
+            raise ServerError(f"{self.url}{path} answers {reply.status_code}: {text}")
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise ServerError(
+                f"{self.url}{path} is not SGLang's ({type(error).__name__}); check --url"
+            ) from None
+
+    def _body(self, reply: requests.Response, path: str) -> bytes:
+        body = bytearray()
+        for piece in reply.iter_content(1 << 16):
+            body += piece
+            if len(body) > _MOST_BYTES:
+                raise ServerError(
+                    f"{self.url}{path} answers with more than {_MOST_BYTES} bytes; check --url"
+                )
+        return bytes(body)

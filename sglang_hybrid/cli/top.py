@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from sglang_hybrid.cli.server import Server, ServerError
+from sglang_hybrid.cli.status import StatusError, check_status
 from sglang_hybrid.cli.top_figures import Figures
 from sglang_hybrid.cli.top_view import screen
 
@@ -70,6 +71,11 @@ def _looks(server: Server, interval_s: float) -> Iterator[Figures]:
     before: tuple[list[dict[str, Any]], float] | None = None
     while True:
         caches, now = server.caches(), time.monotonic()
+        try:
+            for status in caches:
+                check_status(status)
+        except StatusError as error:
+            raise ServerError(str(error)) from None
         if before is not None and len(before[0]) == len(caches):
             yield Figures.of(caches, before[0], now - before[1])
         else:

@@ -83,7 +83,7 @@ def _short_hits(figures: Figures) -> Table:
     now = figures.interval.short_hits if figures.interval else {}
     for reason, found in figures.total.short_hits.items():
         recent = _count(now[reason]["requests"]) if reason in now else _NOTHING
-        table.add_row(reason, _count(found["requests"]), _count(found["tokens"]), recent)
+        table.add_row(escape(reason), _count(found["requests"]), _count(found["tokens"]), recent)
     return table
 
 
@@ -92,7 +92,7 @@ def _checkpoints(figures: Figures) -> Group:
     counters, sizes = figures.total.counters, figures.live_bytes
     for kind, live in figures.live.items():
         table.add_row(
-            kind.replace("_", " "),
+            escape(kind.replace("_", " ")),
             _count(live),
             show_bytes(sizes.get(kind, 0)),
             _count(counters.get(f"{kind}_checkpoints", 0)),
@@ -180,7 +180,7 @@ def _times(figures: Figures) -> Sequence[Table]:
         calls, seconds = found.get("calls", 0), found.get("seconds", 0.0)
         per_call = f"{seconds / calls * 1e6:,.1f} µs" if calls else _NOTHING
         share = _percent(seconds / figures.seconds) if figures.interval else _NOTHING
-        table.add_row(section, _count(calls), per_call, share)
+        table.add_row(escape(section), _count(calls), per_call, share)
     return (table,)
 
 

@@ -15,6 +15,9 @@ from sglang_hybrid.core.paper import paper_hybrid
 
 __all__ = ["READERS", "Dtypes", "layers_of", "read_config"]
 
+_MOST_BYTES = 2**24
+"""Of a ``config.json``; those of real models have some kilobytes."""
+
 READERS: dict[str, Reader] = {
     "bamba": mamba.bamba,
     "falcon_h1": mamba.falcon_h1,
@@ -63,11 +66,21 @@ def read_config(path: str | Path) -> SimpleNamespace:
     path = Path(path)
     file = path / "config.json" if path.is_dir() else path
     try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
+        with file.open("rb") as stream:
+            text = stream.read(_MOST_BYTES + 1)
     except OSError as error:
         raise ValueError(f"cannot read {file}: {error.strerror}") from error
+    if len(text) > _MOST_BYTES:
+        raise ValueError(
+            f"{file} is not a model's configuration: it has more than {_MOST_BYTES} bytes"
+        )
+    try:
+        fields = json.loads(text.decode("utf-8"))
     except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
+        reason = str(error).split("; use sys.set_int_max_str_digits")[0]
+        raise ValueError(f"{file} is not JSON: {reason}") from error
+    except RecursionError:
+        raise ValueError(f"{file} is not a model's configuration: nested too deeply") from None
     if isinstance(fields, dict) and isinstance(fields.get("text_config"), dict):
         fields = {"model_type": fields.get("model_type"), **fields["text_config"]}
     if not isinstance(fields, dict) or not isinstance(fields.get("model_type"), str):

@@ -26,11 +26,19 @@ _FACTORS: Hashes = np.random.Generator(np.random.PCG64(2025)).integers(
 ) * np.uint64(2) + np.uint64(1)
 
 
-def namespace_of(extra_key: str | None) -> int:
-    """What separates tenants, adapters and salts: 64 bits of a digest of SGLang's extra key."""
-    if extra_key is None:
+def namespace_of(extra_key: str | None, cache_salt: str | None = None) -> int:
+    """What separates tenants, adapters and salts: 64 bits of a digest.
+
+    SGLang keeps paths apart by both of its keys (`RadixKey`), and so must whatever is
+    remembered of them. They are the client's: any text, lone surrogates included.
+    """
+    if extra_key is None and cache_salt is None:
         return 0
-    return int.from_bytes(hashlib.blake2b(extra_key.encode(), digest_size=8).digest(), "little")
+    digest = hashlib.blake2b(digest_size=8)
+    for key in (extra_key, cache_salt):
+        data = b"" if key is None else b"=" + str(key).encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return int.from_bytes(digest.digest(), "little")
 
 
 def mixed(values: Hashes) -> Hashes:

@@ -9,10 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from sglang_hybrid.core.config_fields import check_sizes
+from sglang_hybrid.core.config_fields import CheckedConfig, check_sizes, shown
 from sglang_hybrid.core.costs import LayerCosts, ModelCosts
 from sglang_hybrid.core.model_layers import READERS, Dtypes, layers_of, read_config
 from sglang_hybrid.core.preset_configs import PRESETS
+
+_MOST_SHARDS = 2**16
+_COMPARED = 60
+"""Characters of a name that are compared with those that are known."""
 
 __all__ = ["DTYPE_BYTES", "PRESETS", "LayerGroup", "Model", "load_model"]
 
@@ -72,8 +76,8 @@ def load_model(
     Raises:
         ValueError: an argument is wrong, or the costs of the model are not known.
     """
-    if tp < 1:
-        raise ValueError(f"tp={tp} must be at least 1")
+    if not 1 <= tp <= _MOST_SHARDS:
+        raise ValueError(f"tp={shown(tp)} must be at least 1, at most {_MOST_SHARDS}")
     dtypes = Dtypes(
         kv=_dtype_bytes("kv_dtype", kv_dtype),
         ssm=_dtype_bytes("ssm_dtype", ssm_dtype),
@@ -97,21 +101,25 @@ def grouped(layers: Iterable[LayerCosts]) -> tuple[LayerGroup, ...]:
 def _dtype_bytes(argument: str, name: str) -> float:
     if name not in DTYPE_BYTES:
         raise ValueError(
-            f"{argument}={name!r} is not a known type; choose from {', '.join(DTYPE_BYTES)}"
+            f"{argument}={shown(name)} is not a known type; choose from {', '.join(DTYPE_BYTES)}"
             + _closest(name, DTYPE_BYTES)
         )
     return DTYPE_BYTES[name]
 
 
 def _closest(name: str, known: Iterable[str]) -> str:
-    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(name[:_COMPARED], known, n=1, cutoff=0.5)
     return f" (did you mean {matches[0]}?)" if matches else ""
 
 
 def _read(path: str) -> SimpleNamespace:
-    if not Path(path).exists():
+    try:
+        exists = Path(path).exists()
+    except (OSError, ValueError):  # a name that no file can have
+        exists = False
+    if not exists:
         raise ValueError(
-            f"{path!r} is neither a preset nor a path; presets are {', '.join(PRESETS)}"
+            f"{shown(path)} is neither a preset nor a path; presets are {', '.join(PRESETS)}"
             + _closest(path, PRESETS)
         )
     return read_config(path)
@@ -120,21 +128,24 @@ def _read(path: str) -> SimpleNamespace:
 def _layers(config: SimpleNamespace, dtypes: Dtypes, tp: int, name: str) -> list[LayerCosts]:
     """Layers of a hybrid model; every problem is a ValueError that names the model."""
     try:
-        layers = layers_of(config, dtypes, shards=tp)
+        layers = layers_of(CheckedConfig(config, name), dtypes, shards=tp)
     except AttributeError as error:
         raise ValueError(
             f"{name}: the configuration lacks {error.name!r}, which a model of type "
-            f"{config.model_type!r} needs"
+            f"{shown(config.model_type)} needs"
         ) from error
     except KeyError as error:
         raise ValueError(
-            f"{name}: {error} is not known in a model of type {config.model_type!r}"
+            f"{name}: {shown(error.args[0])} is not known in a model of type "
+            f"{shown(config.model_type)}"
         ) from error
     except (ArithmeticError, IndexError, TypeError, ValueError) as error:
+        if str(error).startswith(f"{name}: "):
+            raise
         raise ValueError(f"{name}: {error}") from error
     if layers is None:
         raise ValueError(
-            f"{name}: {config.model_type!r} is not a known type of hybrid model; known are "
+            f"{name}: {shown(config.model_type)} is not a known type of hybrid model; known are "
             f"{', '.join(READERS)}{_closest(config.model_type, READERS)}. A model of attention "
             "layers only has no state to checkpoint"
         )

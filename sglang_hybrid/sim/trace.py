@@ -139,7 +139,7 @@ class TraceBuilder:
         parent, keep = -1, 0
         if session is not None and session in self._last_of_session:
             earlier, before = self._last_of_session[session]
-            shared = _common_prefix(before, full)
+            shared = common_prefix(before, full)
             if shared:
                 parent, keep = earlier, shared
         index = self.add_difference(
@@ -245,7 +245,8 @@ def _integers(values: list[int]) -> IntArray:
     return np.array(values, dtype=np.int64)
 
 
-def _common_prefix(a: IntArray, b: IntArray) -> int:
+def common_prefix(a: IntArray, b: IntArray) -> int:
+    """How many symbols two sequences begin with alike."""
     n = min(len(a), len(b))
     different = np.flatnonzero(a[:n] != b[:n])
     return int(different[0]) if len(different) else n

@@ -125,6 +125,7 @@ class Driver:
         self.cache = cache
         self.chunk = chunk
         self.custom_params = None  # of the sampling parameters of requests from now on
+        self.cache_salt = None  # of requests from now on
         self._ids = itertools.count()
 
     def admit(self, prompt, extra_key=None):
@@ -140,6 +141,7 @@ class Driver:
                 max_new_tokens=1 << 10, custom_params=self.custom_params
             ),
             extra_key=extra_key,
+            cache_salt=self.cache_salt,
         )
         req.init_next_round_input(self.cache)
         self._admit(req)

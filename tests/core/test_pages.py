@@ -46,8 +46,9 @@ def test_order_and_place_of_pages_matter():
 
 
 def test_namespaces_share_nothing():
-    spaces = [namespace_of(None), namespace_of(""), namespace_of("tenant-a"), namespace_of("b")]
-    assert len(set(spaces)) == 4
+    keys = [None, "", "tenant-a", "b", "a=b", "\ud800", "\0", "x" * 10**6]
+    spaces = [namespace_of(extra_key, salt) for extra_key in keys for salt in keys]
+    assert len(set(spaces)) == len(keys) ** 2
     every = [value for space in spaces for value in hashes(TOKENS, space)]
     assert len(set(every)) == len(every)
 
@@ -63,4 +64,4 @@ def test_no_collision_among_many_similar_pages():
 def test_hashes_do_not_depend_on_the_process():
     # A constant, so that a record or another rank with another interpreter agrees.
     assert hashes(range(64)) == [13924655921267440075]
-    assert namespace_of("tenant-a") == 5744941777343943265
+    assert namespace_of("tenant-a") == 2470779626503660427

@@ -122,7 +122,8 @@ def _concurrent_starts(slots: int, order: IntArray, offsets: list[FloatArray]) -
     Opening them evenly over a mean session keeps all of them from growing in step.
     """
     mean = float(np.mean([times[-1] for times in offsets]))
-    free = np.arange(slots) * (mean / slots)
+    # No more places than sessions are ever taken.
+    free = np.arange(min(slots, len(offsets))) * (mean / slots)
     starts = np.empty(len(offsets))
     for session in order.tolist():
         slot = int(np.argmin(free))

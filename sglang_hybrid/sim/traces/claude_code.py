@@ -7,6 +7,7 @@ requests `{"t": s, "in", "out", "hash_runs": [[start, count], ...]}`. Entries of
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,17 @@ from sglang_hybrid.sim.traces.blocks import (
     granularity,
     renumbered,
 )
+from sglang_hybrid.sim.traces.memory import CHAINED_BYTES, REQUEST_BYTES, Memory
 from sglang_hybrid.sim.traces.options import ReadOptions
-from sglang_hybrid.sim.traces.source import Entry, Source, TraceError, member, tokens
+from sglang_hybrid.sim.traces.source import (
+    Entry,
+    Source,
+    TraceError,
+    member,
+    quoted,
+    seconds,
+    tokens,
+)
 
 MAX_INPUT_TOKENS = 131_072
 """Default limit; sessions with longer prompts are left out."""
@@ -63,6 +73,7 @@ def read_claude_code(source: Source, options: ReadOptions) -> Trace:
     for entry, session in _sessions(source, limit, left):
         if numbers is None:
             numbers = _Numbers(ChainedBuilder(TraceBuilder(source.name, session.block_tokens)))
+        symbols = numbers.symbols
         width = numbers.chained.builder.tokens_per_symbol
         if session.block_tokens != width:
             raise TraceError(
@@ -71,6 +82,11 @@ def read_claude_code(source: Source, options: ReadOptions) -> Trace:
             )
         try:
             numbers.add(session, options.outputs)
+            blocks = numbers.symbols - symbols
+            size = REQUEST_BYTES * len(session.requests) + CHAINED_BYTES * blocks
+            source.memory.keep(size, f"{entry.file}:{entry.place}")
+        except TraceError:
+            raise
         except ValueError as error:
             source.reject(entry, error)
     if numbers is None:
@@ -93,11 +109,14 @@ def _sessions(source: Source, limit: int, left: _Left) -> Iterator[tuple[Entry, 
     seen: set[bytes] = set()
     for entry in source:
         try:
-            session = _session(entry)
-        except ValueError as error:
+            session = _session(entry, source.memory)
+            content = _digest(session, entry.value["requests"])
+        except TraceError:
+            raise
+        except (ValueError, RecursionError) as error:
             source.reject(entry, error)
             continue
-        content = orjson.dumps([session.tools_and_system, entry.value["requests"]])
+        source.memory.keep(REQUEST_BYTES, f"{entry.file}:{entry.place}")
         if content in seen:
             left.duplicates += 1
             continue
@@ -108,26 +127,53 @@ def _sessions(source: Source, limit: int, left: _Left) -> Iterator[tuple[Entry, 
         yield entry, session
 
 
-def _session(entry: Entry) -> _Session:
+def _digest(session: _Session, requests: list[Any]) -> bytes:
+    try:
+        content = orjson.dumps([session.tools_and_system, requests])
+    except orjson.JSONEncodeError as error:
+        raise ValueError(f"it cannot be compared with others: {error}") from None
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def _session(entry: Entry, memory: Memory) -> _Session:
     block_tokens = tokens(entry.value, "block_size", 1)
     tools = tokens(entry.value, "tool_tokens", 0)
     system = tokens(entry.value, "system_tokens", 0)
     values = member(entry.value, "requests", list)
-    requests = sorted(_requests(values, 0.0, block_tokens), key=lambda request: request.time)
+    room = _Room(memory, entry, block_tokens)
+    room.take(tools + system)
+    requests = sorted(_requests(values, 0.0, room), key=lambda request: request.time)
     if not requests:
         raise ValueError("a session without requests")
-    name = str(entry.value.get("id", f"{entry.file}:{entry.place}"))
-    return _Session(name, block_tokens, (tools, system), requests)
+    name = entry.value.get("id", f"{entry.file}:{entry.place}")
+    if not isinstance(name, str | int):
+        raise ValueError(f'"id" is {quoted(name)}; allowed: a string or an integer')
+    return _Session(str(name), block_tokens, (tools, system), requests)
 
 
-def _requests(values: list[Any], start: float, block_tokens: int) -> Iterator[BlockRequest]:
+class _Room:
+    """What the requests of one session need: each has its blocks, shared or not."""
+
+    def __init__(self, memory: Memory, entry: Entry, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        self._memory, self._needed = memory, 0
+        self._place = f"{entry.file}:{entry.place}"
+
+    def take(self, tokens: int) -> None:
+        self._needed += REQUEST_BYTES + CHAINED_BYTES * -(-tokens // self.block_tokens)
+        self._memory.need(self._needed, self._place)
+
+
+def _requests(values: list[Any], start: float, room: _Room) -> Iterator[BlockRequest]:
+    block_tokens = room.block_tokens
     for value in values:
-        time = start + member(value, "t", int, float)
+        time = start + seconds(value, "t")
         if value.get("type") == "subagent":
-            yield from _requests(member(value, "requests", list), time, block_tokens)
+            yield from _requests(member(value, "requests", list), time, room)
             continue
         input_len = tokens(value, "in", 1)
         output_len = tokens(value, "out", 0)
+        room.take(input_len + output_len)
         blocks = _blocks(member(value, "hash_runs", list), input_len // block_tokens)
         yield BlockRequest(time, input_len, output_len, blocks)
 
@@ -160,6 +206,11 @@ class _Numbers:
         self._free = 0
         self._system: dict[tuple[int, int], IntArray] = {}
         self._names: dict[str, int] = {}
+
+    @property
+    def symbols(self) -> int:
+        """Symbols in use."""
+        return self._free
 
     def add(self, session: _Session, outputs: str) -> None:
         """Add the requests of ``session``."""

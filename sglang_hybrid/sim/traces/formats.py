@@ -9,7 +9,7 @@ from typing import Any
 from sglang_hybrid.sim.trace import Trace
 from sglang_hybrid.sim.traces import claude_code, mooncake, native, server_record, text_formats
 from sglang_hybrid.sim.traces.options import ReadOptions
-from sglang_hybrid.sim.traces.source import Source, TraceError
+from sglang_hybrid.sim.traces.source import Source, TraceError, quoted
 
 _PEEKED = 20
 _SHOWN_KEYS = 8
@@ -91,7 +91,7 @@ def _seen(value: Any) -> str:
         return f"of type {type(value).__name__}"
     if not value:
         return "an empty object"
-    keys = [repr(key) for key in list(value)[:_SHOWN_KEYS]]
+    keys = [quoted(key) for key in list(value)[:_SHOWN_KEYS]]
     more = "" if len(value) <= _SHOWN_KEYS else ", ..."
     return f"an object with {', '.join(keys)}{more}"
 

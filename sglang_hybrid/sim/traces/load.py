@@ -13,6 +13,7 @@ from sglang_hybrid.sim.trace import NoRequestsError, Trace
 from sglang_hybrid.sim.traces.arrivals import ARRIVALS, GAPS, parse_timing, schedule
 from sglang_hybrid.sim.traces.formats import AUTO, find_format
 from sglang_hybrid.sim.traces.generators import PREFIX, generate
+from sglang_hybrid.sim.traces.memory import DEFAULT_BYTES, Memory
 from sglang_hybrid.sim.traces.options import ReadOptions
 from sglang_hybrid.sim.traces.order import without_long
 from sglang_hybrid.sim.traces.source import Source, TraceError, TraceReport
@@ -34,6 +35,7 @@ def load_trace(
     strict: bool = False,
     limit: int | None = None,
     max_input_tokens: int | None = None,
+    max_memory: float = DEFAULT_BYTES,
     report: TraceReport | None = None,
 ) -> Trace:
     """Read a trace, or generate one; docs/traces.md describes formats and options.
@@ -50,11 +52,13 @@ def load_trace(
         strict: the first malformed entry ends the reading.
         limit: so many requests at most, by arrival.
         max_input_tokens: longest prompt; None is the format's default, 0 no limit.
+        max_memory: bytes that the trace may take while it is read (an estimate).
         report: is filled with what was read and what was left out.
 
     Raises:
         ValueError: an option that is not allowed.
-        TraceError: nothing that can be read, or with `strict` a malformed entry.
+        TraceError: nothing that can be read, more than `max_memory`, or with `strict` a
+            malformed entry.
         OSError: a file that cannot be opened.
     """
     if limit is not None and limit < 1:
@@ -63,13 +67,15 @@ def load_trace(
         parse_timing("arrival", arrival, ARRIVALS)
     if gap is not None:
         parse_timing("gap", gap, GAPS)
+    memory = Memory(max_memory)
     options = ReadOptions(make_tokenizer(tokenizer), rendering, outputs, max_input_tokens)
     if isinstance(path, str) and path.startswith(PREFIX):
         trace = _cut(generate(path), max_input_tokens)
         if arrival is not None or gap is not None:
             trace = schedule(trace, arrival, gap, seed)
     else:
-        source = Source(_files(path), TraceReport() if report is None else report, strict)
+        report = TraceReport() if report is None else report
+        source = Source(_files(path), report, strict, memory)
         trace = _read(source, format, options, arrival, gap, seed)
     return trace if limit is None else trace.head(limit)
 

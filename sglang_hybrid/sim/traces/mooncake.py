@@ -5,6 +5,8 @@ A line is `{"timestamp": ms, "input_length", "output_length", "hash_ids": [...]}
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from sglang_hybrid.sim.trace import Trace, TraceBuilder
@@ -17,8 +19,9 @@ from sglang_hybrid.sim.traces.blocks import (
     granularity,
     renumbered,
 )
+from sglang_hybrid.sim.traces.memory import CHAINED_BYTES, REQUEST_BYTES
 from sglang_hybrid.sim.traces.options import ReadOptions
-from sglang_hybrid.sim.traces.source import Entry, Source, member, tokens
+from sglang_hybrid.sim.traces.source import Entry, Source, TraceError, member, seconds, tokens
 
 BLOCK_TOKENS = 512
 _MS_PER_SECOND = 1000
@@ -30,8 +33,14 @@ def read_mooncake(source: Source, options: ReadOptions) -> Trace:
     entries: list[Entry] = []
     for entry in source:
         try:
-            requests.append(_request(entry))
-            entries.append(entry)
+            request = _request(entry)
+            blocks = -(-(request.input_len + request.output_len) // BLOCK_TOKENS)
+            size = 2 * REQUEST_BYTES + CHAINED_BYTES * blocks
+            source.memory.keep(size, f"{entry.file}:{entry.place}")
+            requests.append(request)
+            entries.append(replace(entry, value=None))
+        except TraceError:
+            raise
         except ValueError as error:
             source.reject(entry, error)
     builder = TraceBuilder(source.name, BLOCK_TOKENS)
@@ -55,7 +64,7 @@ def _request(entry: Entry) -> BlockRequest:
     input_len = tokens(entry.value, "input_length", 1)
     output_len = tokens(entry.value, "output_length", 0)
     ids = member(entry.value, "hash_ids", list)
-    time = member(entry.value, "timestamp", int, float) / _MS_PER_SECOND
+    time = seconds(entry.value, "timestamp", _MS_PER_SECOND)
     if not all(type(block) is int and -(2**63) <= block < 2**63 for block in ids):
         raise ValueError('"hash_ids" holds something else than integers of 64 bits')
     blocks = -(-input_len // BLOCK_TOKENS)

@@ -16,11 +16,23 @@ import numpy as np
 import orjson
 
 from sglang_hybrid.sim.trace import Trace, TraceBuilder
+from sglang_hybrid.sim.traces.memory import REQUEST_BYTES, TOKEN_BYTES
 from sglang_hybrid.sim.traces.options import ReadOptions
-from sglang_hybrid.sim.traces.source import Entry, Source, TraceError, member, optional
+from sglang_hybrid.sim.traces.source import (
+    MAX_TOKENS,
+    Entry,
+    Source,
+    TraceError,
+    member,
+    optional,
+    quoted,
+    seconds,
+    tokens,
+)
 
 FORMAT = "hybrid-marconi-trace"
 VERSION = 1
+_LONGEST_NAME = 200
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
@@ -78,11 +90,18 @@ def read_native(source: Source, options: ReadOptions) -> Trace:
     before = None
     for entry in entries:
         try:
-            arrival = optional(entry.value, "t", int, float)
+            arrival = None
+            if optional(entry.value, "t", int, float) is not None:
+                arrival = seconds(entry.value, "t")
             if arrival is not None and before is not None and arrival < before:
                 raise ValueError(f"t {arrival} comes after {before}; requests go by arrival")
-            numbers[entry.number - header.number - 1] = _add(builder, entry, numbers)
+            request = _add(builder, entry, numbers, arrival)
+            numbers[entry.number - header.number - 1] = request
+            size = REQUEST_BYTES + TOKEN_BYTES * len(entry.value["symbols"])
+            source.memory.keep(size, f"{entry.file}:{entry.place}")
             before = before if arrival is None else arrival
+        except TraceError:
+            raise
         except (ValueError, OverflowError) as error:
             source.reject(entry, error)
     return builder.build()
@@ -96,17 +115,23 @@ def _header(entry: Entry) -> TraceBuilder:
         assumptions = optional(entry.value, "assumptions", list) or []
         if entry.value.get("format") != FORMAT or version != VERSION:
             raise ValueError(
-                f"format {entry.value.get('format')!r} version {version} is not known; allowed: "
-                f"{FORMAT!r} version {VERSION}"
+                f"format {quoted(entry.value.get('format'))} version {version} is not known; "
+                f"allowed: {FORMAT!r} version {VERSION}"
             )
-        if width < 1:
-            raise ValueError(f'"tokens_per_symbol" is {width}; allowed: from 1')
+        if len(name) > _LONGEST_NAME:
+            raise ValueError(f'"name" has {len(name)} characters; allowed: up to {_LONGEST_NAME}')
+        if not 1 <= width <= MAX_TOKENS:
+            raise ValueError(f'"tokens_per_symbol" is {width}; allowed: 1 to {MAX_TOKENS}')
+        if not all(isinstance(text, str) for text in assumptions):
+            raise ValueError('"assumptions" holds something else than strings')
     except ValueError as error:
         raise TraceError(f"{entry.file}:{entry.place}: {error}") from None
-    return TraceBuilder(name, width, [str(text) for text in assumptions])
+    return TraceBuilder(name, width, assumptions)
 
 
-def _add(builder: TraceBuilder, entry: Entry, numbers: dict[int, int]) -> int:
+def _add(
+    builder: TraceBuilder, entry: Entry, numbers: dict[int, int], arrival: float | None
+) -> int:
     line = entry.value
     parent = optional(line, "parent", int)
     if parent is not None and parent >= 0 and parent not in numbers:
@@ -117,11 +142,11 @@ def _add(builder: TraceBuilder, entry: Entry, numbers: dict[int, int]) -> int:
         raise ValueError('"symbols" holds something else than integers')
     return builder.add_difference(
         symbols,
-        member(line, "input_len", int),
-        member(line, "output_len", int),
+        tokens(line, "input_len", 1),
+        tokens(line, "output_len", 0),
         parent=-1 if parent is None else numbers.get(parent, -1),
         keep=optional(line, "keep", int) or 0,
         session=optional(line, "session", str),
-        arrival=optional(line, "t", int, float),
+        arrival=arrival,
         system_len=optional(line, "system_len", int),
     )

@@ -8,19 +8,48 @@ the hashes, and the last partial one, are the request's own. `ns`, `t` (seconds)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import count, islice
 from typing import Any
 
 import numpy as np
 
-from sglang_hybrid.sim.trace import Trace, TraceBuilder
+from sglang_hybrid.sim.trace import IntArray, Trace, TraceBuilder
 from sglang_hybrid.sim.traces.blocks import ChainedBuilder, granularity
+from sglang_hybrid.sim.traces.memory import CHAINED_BYTES, REQUEST_BYTES
 from sglang_hybrid.sim.traces.options import ReadOptions
-from sglang_hybrid.sim.traces.source import Entry, Source, TraceError, member, optional, tokens
+from sglang_hybrid.sim.traces.source import (
+    Entry,
+    Source,
+    TraceError,
+    member,
+    optional,
+    seconds,
+    tokens,
+)
 
-Symbols = dict[tuple[Any, Any], int]
+_HASH_BYTES = 250
+"""Of a page that can occur again: its hash, and its entry in the table of symbols."""
+
+
+class _Symbols:
+    """Numbers for pages: the same for the same hash in a namespace, else new ones."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, Any], int] = {}
+        self._free = 0
+
+    def of(self, record: _Record, pages: int) -> IntArray:
+        """Those of a sequence of ``pages`` pages, int64[pages]."""
+        known, hashed = self._known, []
+        for value in record.hashes:
+            key = (record.namespace, value)
+            if key not in known:
+                known[key] = self._free
+                self._free += 1
+            hashed.append(known[key])
+        first, self._free = self._free, self._free + pages - len(hashed)
+        own = np.arange(first, self._free, dtype=np.int64)
+        return np.concatenate((np.array(hashed, dtype=np.int64), own))
 
 
 @dataclass(frozen=True)
@@ -40,8 +69,7 @@ def read_server_record(source: Source, options: ReadOptions) -> Trace:
         TraceError: pages of different sizes.
     """
     chained: ChainedBuilder | None = None
-    symbols: Symbols = {}
-    fresh = count()
+    symbols = _Symbols()
     page = 0
     for entry in source:
         try:
@@ -54,7 +82,16 @@ def read_server_record(source: Source, options: ReadOptions) -> Trace:
                     f"{entry.file}:{entry.place}: pages of {its_page} tokens after pages of "
                     f"{page}; a trace has one page size, so split the record"
                 )
-            _add(chained, record, symbols, fresh, page)
+            pages = -(-(record.input_len + record.output_len) // page)
+            size = REQUEST_BYTES + CHAINED_BYTES * pages + _HASH_BYTES * len(record.hashes)
+            source.memory.keep(size, f"{entry.file}:{entry.place}")
+            chained.add(
+                symbols.of(record, pages),
+                record.input_len,
+                record.output_len,
+                arrival=record.time,
+                system_len=record.system_len,
+            )
         except TraceError:
             raise
         except ValueError as error:
@@ -86,28 +123,10 @@ def _record(entry: Entry) -> tuple[_Record, int]:
         system_len = tokens(entry.value, "system_len", 0)
         if system_len > input_len:
             raise ValueError(f"system_len {system_len} is more than input_len {input_len}")
-    time = optional(entry.value, "t", int, float)
+    time = None
+    if optional(entry.value, "t", int, float) is not None:
+        time = seconds(entry.value, "t")
     return _Record(time, input_len, output_len, system_len, namespace, hashes), page
-
-
-def _add(
-    chained: ChainedBuilder, record: _Record, symbols: Symbols, fresh: Iterator[int], page: int
-) -> None:
-    sequence = []
-    for value in record.hashes:
-        key = (record.namespace, value)
-        if key not in symbols:
-            symbols[key] = next(fresh)
-        sequence.append(symbols[key])
-    unhashed = -(-(record.input_len + record.output_len) // page) - len(sequence)
-    sequence.extend(islice(fresh, unhashed))
-    chained.add(
-        np.array(sequence, dtype=np.int64),
-        record.input_len,
-        record.output_len,
-        arrival=record.time,
-        system_len=record.system_len,
-    )
 
 
 def _from_zero(trace: Trace) -> Trace:

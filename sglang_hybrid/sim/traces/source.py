@@ -10,22 +10,23 @@ import lzma
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import IO, Any, cast
 
 import orjson
 
+from sglang_hybrid.sim.traces.memory import REQUEST_BYTES, Memory
+from sglang_hybrid.sim.traces.memory import TraceError as TraceError
+
 _MAGIC_BYTES = 6
-_CHUNK_BYTES = 1 << 16
+_ZSTD_BYTES = 1 << 12
+"""Compressed bytes at a time; a block of a few bytes can stand for 128 KiB."""
+_SHOWN_CHARS, _REASON_CHARS = 60, 300
 MAX_TOKENS = 1 << 24
 """Prompts and outputs beyond this are taken for errors of the file."""
 
 _DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
-
-
-class TraceError(ValueError):
-    """A trace that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,18 @@ class Entry:
 class Source:
     """The entries of some files, once; what cannot be used goes to the report.
 
-    With ``strict`` the first problem ends the reading with a `TraceError`.
+    With ``strict`` the first problem ends the reading with a `TraceError`; whatever does
+    not fit ``memory`` always does.
     """
 
-    def __init__(self, paths: Sequence[Path], report: TraceReport, strict: bool) -> None:
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        report: TraceReport,
+        strict: bool,
+        memory: Memory | None = None,
+    ) -> None:
+        self.memory = Memory() if memory is None else memory
         self.paths = tuple(paths)
         self.name = self.paths[0].name
         self.report = report
@@ -97,18 +106,22 @@ class Source:
 
     def reject(self, entry: Entry, reason: object) -> None:
         """Report that ``entry`` is left out."""
-        self._problem(Problem(entry.file, entry.place, str(reason)))
+        if isinstance(reason, RecursionError):
+            reason = "it is nested too deeply"
+        self._problem(Problem(entry.file, entry.place, shortened(str(reason), _REASON_CHARS)))
 
     def _problem(self, problem: Problem) -> None:
         if self._strict:
             raise TraceError(str(problem))
+        self.memory.keep(REQUEST_BYTES, f"{problem.file}:{problem.place}")
         self.report.problems.append(problem)
 
     def _entries(self, path: Path) -> Iterator[Entry]:
         line = 0
         try:
             with open_file(path) as file:
-                for number, (line, value) in enumerate(_values(file)):
+                values = _values(file, self.memory.document_bytes)
+                for number, (line, value) in enumerate(values):
                     unit = "" if line > 0 else "entry "
                     place = f"{unit}{abs(line)}"
                     self.report.entries += 1
@@ -116,6 +129,8 @@ class Source:
                         self._problem(Problem(path.name, place, f"not JSON: {value.msg}"))
                     else:
                         yield Entry(path.name, place, number, value)
+        except _TooLongError:
+            raise self.memory.refuse_document(f"{path.name}:{abs(line) + 1}") from None
         except (FileNotFoundError, IsADirectoryError, PermissionError):
             raise
         except _DAMAGED as error:
@@ -160,14 +175,15 @@ class _ZstdFile(io.RawIOBase):
         self._file = path.open("rb")
         self._decompressor = decompressor
         self._frame = decompressor.decompressobj()
-        self._compressed = self._unpacked = b""
+        self._compressed = b""
+        self._unpacked = memoryview(b"")  # what is left of it is no copy
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         while not self._unpacked:
-            self._compressed = self._compressed or self._file.read(_CHUNK_BYTES)
+            self._compressed = self._compressed or self._file.read(_ZSTD_BYTES)
             if not self._compressed:
                 if self._frame.eof:
                     return 0
@@ -182,7 +198,7 @@ class _ZstdFile(io.RawIOBase):
         if self._frame.eof:
             self._frame = self._decompressor.decompressobj()
         try:
-            self._unpacked = self._frame.decompress(self._compressed)
+            self._unpacked = memoryview(self._frame.decompress(self._compressed))
         except Exception as error:  # the package's own type is known only where it is installed
             raise OSError(str(error)) from None
         self._compressed = self._frame.unused_data if self._frame.eof else b""
@@ -192,13 +208,39 @@ class _ZstdFile(io.RawIOBase):
         super().close()
 
 
-def _values(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
+class _TooLongError(Exception):
+    """A document that is longer than allowed; what comes before it has been read."""
+
+
+def _lines(file: IO[bytes], most: int, first: int) -> Iterator[tuple[int, bytes]]:
+    """The lines of ``file`` with their numbers, from ``first``; none longer than ``most``."""
+    for number in count(first):
+        line = file.readline(most + 1)
+        if not line:
+            return
+        if len(line) > most:
+            raise _TooLongError
+        yield number, line
+
+
+def _rest(file: IO[bytes], most: int) -> bytes:
+    rest = file.read(most + 1)
+    if len(rest) > most:
+        raise _TooLongError
+    return rest
+
+
+def _values(file: IO[bytes], most: int) -> Iterator[tuple[int, Any]]:
     """Values with their lines (positive) or their numbers in a list (negative).
 
-    An error of the JSON parser stands for a value that is not JSON.
+    An error of the JSON parser stands for a value that is not JSON. No more than ``most``
+    bytes are taken for one value.
+
+    Raises:
+        _TooLongError: a value has more.
     """
     line, first = 0, b""
-    for line, first in enumerate(file, 1):  # noqa: B007
+    for line, first in _lines(file, most, 1):  # noqa: B007
         if first.strip():
             break
     if not first.strip():
@@ -207,7 +249,7 @@ def _values(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
     value = _parse(first)
     if isinstance(value, orjson.JSONDecodeError | list):
         # Not JSON Lines: one document over several lines, or a list of entries.
-        rest = file.read()
+        rest = _rest(file, most)
         whole = isinstance(value, list) and not rest.strip()
         document = value if whole else _parse(first + rest)
         if isinstance(document, list):
@@ -221,7 +263,7 @@ def _values(file: IO[bytes]) -> Iterator[tuple[int, Any]]:
             return
         file = io.BytesIO(rest)
     yield line, value
-    for number, text in enumerate(file, line + 1):
+    for number, text in _lines(file, most, line + 1):
         if text.strip():
             yield number, _parse(text)
 
@@ -282,3 +324,33 @@ _NAMES = {
 
 def _kind(value: Any) -> str:
     return _NAMES.get(type(value), type(value).__name__)
+
+
+def quoted(value: Any) -> str:
+    """``value`` of a file as it stands in a message."""
+    try:
+        return shortened(repr(value), _SHOWN_CHARS)
+    except RecursionError:
+        return _kind(value)
+
+
+def shortened(text: str, most: int = _SHOWN_CHARS) -> str:
+    """``text`` on one line that a terminal shows as it is."""
+    if len(text) > most:
+        text = f"{text[: most - 3]}..."
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
+_LONGEST_SECONDS = 1e18
+
+
+def seconds(value: Any, key: str, per_second: float = 1) -> float:
+    """``value[key]``, counted so many ``per_second``, as seconds.
+
+    Raises:
+        ValueError: it is no number, or one that is no time.
+    """
+    found: float = member(value, key, int, float) / per_second
+    if not abs(found) <= _LONGEST_SECONDS:
+        raise ValueError(f'"{key}" is {value[key]}; allowed: up to {_LONGEST_SECONDS:g} seconds')
+    return found

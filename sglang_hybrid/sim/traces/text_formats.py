@@ -17,8 +17,9 @@ from sglang_hybrid.sim.traces.conversations import (
     add_conversation,
     message_of,
 )
+from sglang_hybrid.sim.traces.memory import REQUEST_BYTES, TOKEN_BYTES
 from sglang_hybrid.sim.traces.options import ReadOptions
-from sglang_hybrid.sim.traces.source import Entry, Source, member
+from sglang_hybrid.sim.traces.source import Entry, Source, TraceError, member
 
 Conversation = tuple[str, list[Message]]
 
@@ -73,8 +74,13 @@ def _read(source: Source, options: ReadOptions, parse: Callable[[Entry], Convers
             name, messages = parse(entry)
             used[name] += 1
             session = name if used[name] == 1 else f"{name}#{used[name]}"
-            add_conversation(builder, session, messages, encoder)
-        except ValueError as error:
+            count = len(builder)
+            added = add_conversation(builder, session, messages, encoder)
+            size = REQUEST_BYTES * (len(builder) - count) + TOKEN_BYTES * added
+            source.memory.keep(size, f"{entry.file}:{entry.place}")
+        except TraceError:
+            raise
+        except (ValueError, RecursionError) as error:
             source.reject(entry, error)
     builder.assumptions += [
         "One request is made of each reply, its prompt being all messages before it.",
