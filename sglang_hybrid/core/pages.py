@@ -26,11 +26,15 @@ _FACTORS: Hashes = np.random.Generator(np.random.PCG64(2025)).integers(
 ) * np.uint64(2) + np.uint64(1)
 
 
-def namespace_of(extra_key: str | None) -> int:
-    """What separates tenants, adapters and salts: 64 bits of a digest of SGLang's extra key."""
-    if extra_key is None:
+def namespace_of(extra_key: str | None, cache_salt: str | None = None) -> int:
+    """What separates tenants, adapters and salts: 64 bits of a digest of SGLang's two keys."""
+    if extra_key is None and cache_salt is None:
         return 0
-    return int.from_bytes(hashlib.blake2b(extra_key.encode(), digest_size=8).digest(), "little")
+    digest = hashlib.blake2b((extra_key or "").encode(), digest_size=8)
+    if cache_salt is not None:
+        # The other key's length tells where it ends.
+        digest.update(f"\0{len(extra_key or '')}\0{cache_salt}".encode())
+    return int.from_bytes(digest.digest(), "little")
 
 
 def mixed(values: Hashes) -> Hashes:

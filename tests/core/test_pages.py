@@ -47,7 +47,9 @@ def test_order_and_place_of_pages_matter():
 
 def test_namespaces_share_nothing():
     spaces = [namespace_of(None), namespace_of(""), namespace_of("tenant-a"), namespace_of("b")]
-    assert len(set(spaces)) == 4
+    spaces += [namespace_of(key, salt) for key in (None, "b", "bs") for salt in ("s", "")]
+    spaces += [namespace_of("b", "ss"), namespace_of(None, "b")]
+    assert len(set(spaces)) == len(spaces)
     every = [value for space in spaces for value in hashes(TOKENS, space)]
     assert len(set(every)) == len(every)
 
