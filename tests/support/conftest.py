@@ -1,15 +1,9 @@
 """Servers with features that other tests leave off, shared by the tests of a session."""
 
-import json
-
 import pytest
 from adapters import make_adapter
 from cpu_server import launch
-
-CONFIG = {"policy": "utility", "min_gain_tokens": 1, "strict": True}
-OURS = ["--cache", "hybrid-marconi", "--cache-config", json.dumps(CONFIG)]
-ENVIRONMENT = {"SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1"}
-RUNNING, QUEUED = 2, 2
+from crowding import ENVIRONMENT, OURS, QUEUED, RUNNING
 
 
 @pytest.fixture(scope="session")

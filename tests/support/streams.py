@@ -16,13 +16,12 @@ class Stream:
 
     Attributes:
         prompt, length: what was asked for.
-        status: HTTP status, once it is known.
         response: the last part that came: all of the answer, or an error.
     """
 
     def __init__(self, server, prompt, length, **fields):
         self.prompt, self.length = prompt, length
-        self.status, self.response = None, None
+        self.response = None
         params = {"max_new_tokens": length, "temperature": 0, "ignore_eos": True}
         self._body = {"input_ids": prompt, "sampling_params": params, "stream": True}
         self._body |= {**WITH_LOGPROBS, **fields}
@@ -34,7 +33,6 @@ class Stream:
     def _run(self):
         try:
             with requests.post(self._url, json=self._body, stream=True, timeout=120) as answer:
-                self.status = answer.status_code
                 for line in answer.iter_lines():
                     text = line.decode().removeprefix("data: ")
                     if text and text != "[DONE]":
@@ -65,3 +63,9 @@ class Stream:
     @property
     def info(self) -> dict:
         return self.response["meta_info"]
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it was turned away with 503, which a stream reports inside its answer."""
+        reason = self.info["finish_reason"]
+        return reason["type"] == "abort" and reason["status_code"] == 503

@@ -1,7 +1,7 @@
 """Priorities, preemption and a short queue: whoever has to go comes back exact."""
 
-from conftest import QUEUED, RUNNING
 from comparison import Comparison, answer_of
+from crowding import QUEUED, RUNNING
 from streams import Stream
 from workload import sharing
 
@@ -42,14 +42,9 @@ def test_what_the_full_queue_refuses_holds_nothing(crowded):
     for _ in range(2):
         low = start(crowded, RUNNING)
         more = [Stream(crowded, sharing(250, 20 + i), 4, priority=0) for i in range(6)]
-        refused = [each for each in more if is_refused(each.done())]
+        refused = [each for each in more if each.done().is_refused]
         assert len(refused) == len(more) - QUEUED
         remember(comparison, *(stream.done() for stream in low))
         remember(comparison, *(stream for stream in more if stream not in refused))
         crowded.flush()
     comparison.check()
-
-
-def is_refused(stream) -> bool:
-    reason = stream.info["finish_reason"]
-    return reason["type"] == "abort" and reason["status_code"] == 503

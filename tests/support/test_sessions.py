@@ -6,9 +6,8 @@ import time
 import pytest
 import requests
 from comparison import Comparison, answer_of
-from conftest import QUEUED
+from crowding import QUEUED
 from streams import Stream
-from test_priorities import is_refused
 from workload import tokens
 
 FIRST = tokens(150, 1)
@@ -103,7 +102,7 @@ def test_a_turn_driven_out_of_the_queue_leaves_no_slot_behind(crowded):
         others = [Stream(crowded, tokens(40, 9), 3500, priority=-1) for _ in range(QUEUED - 1)]
         wait_until_queued(crowded, QUEUED)
         high = Stream(crowded, tokens(40, 10), 4, priority=5).done()
-        assert is_refused(waiting.done())
+        assert waiting.done().is_refused
         assert high.info["finish_reason"]["type"] == "length"
         post(crowded, "abort_request", abort_all=True)
         for stream in (big, *others):

@@ -78,3 +78,11 @@ def test_doctor_reports_a_mismatch(monkeypatch, capsys):
     assert "expected (self, text)" in output
     assert "install sglang==0.5.23" in output
     assert "no problems found" not in output
+
+
+def test_doctor_names_flags_that_nobody_has_looked_at(monkeypatch, capsys):
+    server_args = pytest.importorskip("sglang.srt.server_args").ServerArgs
+    fields = (*server_args.__struct_fields__, "enable_something_new")
+    monkeypatch.setattr(server_args, "__struct_fields__", fields)
+    assert main.main(["doctor"]) == 0  # it only warns
+    assert "go together with the cache: enable_something_new" in capsys.readouterr().out

@@ -1,17 +1,11 @@
 """What the launcher accepts and refuses before weights load, over real command lines."""
 
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from launching import CACHE, run_cases
 from tiny_models import write_attention_only, write_hybrid, write_hybrid_without_ssm
 
-SCRIPT = Path(__file__).with_name("launcher_cases.py")
-CACHE = ("--cache", "hybrid-marconi")
 CHUNK = '{"branch_checkpoint": "chunk"}'
 
 # Command line after the model: parts of the one line that the user sees.
@@ -94,20 +88,6 @@ ENGINE_REFUSED = [
     ({"radix_cache_backend": None, "cache_config": {}}, "--cache-config is given"),
     ({"radix_cache_backend": "nothing"}, "'nothing'"),
 ]
-
-
-def run_cases(cases, **env):
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT)],
-        input=json.dumps(cases),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, **env},
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("OUTCOMES ")]
-    assert lines, done.stdout + done.stderr
-    return json.loads(lines[-1].removeprefix("OUTCOMES "))
 
 
 def named_cases(folder):
