@@ -36,7 +36,7 @@ class Server:
         self._session = requests.Session()
 
     def caches(self) -> list[dict[str, Any]]:
-        """Status of the cache of every DP rank."""
+        """Status of the cache of every DP rank, in the order of the ranks."""
         reply = self._call("GET", "/server_info", self._key)
         try:
             states = reply.json()["internal_states"]
@@ -53,7 +53,8 @@ class Server:
         broken = next((status["error"] for status in found if "error" in status), None)
         if broken:
             raise ServerError(f"the server could not report its cache: {broken}; see its log")
-        return found
+        # SGLang lists them as they arrive, which may differ from one time to the next.
+        return sorted(found, key=lambda status: status.get("dp_rank", 0))
 
     def set_state(self, **values: float) -> list[bool]:
         """Set scheduler values, see `/set_internal_state`; whether each DP rank took them."""

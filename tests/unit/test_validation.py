@@ -41,9 +41,7 @@ def test_nothing_is_refused_by_default():
 
 
 SWITCHES = [
-    rule.fields[0]
-    for rule in RULES
-    if len(rule.fields) == 1 and rule.allowed == f"without {flag_of(rule.fields[0])}"
+    rule.fields[0] for rule in RULES if len(rule.fields) == 1 and ACCEPTED[rule.fields[0]] is False
 ]
 
 
