@@ -27,6 +27,7 @@ from sglang_hybrid.adapter.rules import (
 _CORE_ENV = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
 _STOCK_ONLY = "SGLang serves it with its own caches only"
 _NOT_BUILT = "SGLang builds that cache instead of this one"
+_PADDED = "its ranks pad each other's batches, on which saving states was never run"
 _TOKENS_OVER_RANKS = "a rank that has a part of a row's tokens cannot save states inside it"
 
 RULES: tuple[Rule, ...] = (
@@ -53,12 +54,15 @@ RULES: tuple[Rule, ...] = (
     ),
     switch("enable_linear_replayssm_spec", "it serves speculative decoding"),
     switch("enable_two_batch_overlap", "one forward is two, while states are saved for one"),
+    switch("enable_dp_attention", _PADDED),
     switch("enable_mis", "SGLang switches the prefix cache off for multi-item scoring"),
     switch("prefill_only_disable_kv_cache", "there is no KV to share then"),
     switch("enable_prefill_cp", _TOKENS_OVER_RANKS),
     switch("encoder_only", "an encoder has no prefix cache"),
     switch("use_ray", "Ray's scheduler processes load no plugins"),
     only("dcp_size", 1, "the KV of a token lies on one of several ranks"),
+    only("attn_dp_size", 1, _PADDED),
+    only("dwdp_size", 1, _PADDED),
     only("attn_cp_size", 1, _TOKENS_OVER_RANKS),
     only("pp_size", 1, "stages would have to agree on saves and victims, which was never run"),
     only("elastic_ep_backend", None, "ranks come and go, and their trees would differ"),

@@ -7,6 +7,7 @@ from launching import CACHE, run_cases
 from tiny_models import write_attention_only, write_hybrid, write_hybrid_without_ssm
 
 CHUNK = '{"branch_checkpoint": "chunk"}'
+DETERMINISTIC = ("--enable-deterministic-inference", "--attention-backend")
 
 # Command line after the model: parts of the one line that the user sees.
 REFUSED = {
@@ -117,6 +118,9 @@ def named_cases(folder):
         "ours": {"argv": ours},
         "backend": {"argv": [*model, "--radix-cache-backend", "hybrid-marconi"]},
         "config": {"argv": [*ours, "--cache-config", '{"policy": "marconi", "alpha": 2}']},
+        "deterministic": {"argv": [*ours, *DETERMINISTIC, "triton"]},
+        "deterministic chunk": {"argv": [*chunk, *DETERMINISTIC, "triton"]},
+        "deterministic without cache": {"argv": [*chunk, *DETERMINISTIC, "flashinfer"]},
         "yaml": {"argv": [*model, "--config", str(yaml)]},
         "no_buffer": {"argv": [*ours, "--disable-overlap-schedule"]},
         "chunk": {"argv": chunk},
@@ -180,6 +184,14 @@ def test_engine_raises_instead_of_exiting(outcomes, index):
 )
 def test_model_without_ssm_layers(outcomes, case, architecture):
     assert_refused(outcomes[case], [architecture, "without SSM layers", "choose such a model"])
+
+
+def test_deterministic_inference(outcomes):
+    parts = ['branch_checkpoint "exact"', "between the chunks of the scan", '"chunk"']
+    assert_refused(outcomes["deterministic"], ["--enable-deterministic-inference", *parts])
+    assert outcomes["deterministic chunk"]["kind"] == "started"
+    parts = ["with --attention-backend flashinfer", "switches the prefix cache off", "fa3"]
+    assert_refused(outcomes["deterministic without cache"], parts)
 
 
 def test_rust_tree_core(outcomes):

@@ -13,6 +13,8 @@ ACCEPTED = {
     **dict.fromkeys(FIELDS, False),
     "dcp_size": 1,
     "attn_cp_size": 1,
+    "attn_dp_size": 1,
+    "dwdp_size": 1,
     "pp_size": 1,
     "elastic_ep_backend": None,
     "decoupled_spec_role": "null",

@@ -70,12 +70,6 @@ SERVED: tuple[Row, ...] = (
         "--dp-size 2",
     ),
     accepted(
-        "attention data parallelism",
-        "enable_dp_attention attn_dp_size enable_dp_attention_local_control_broadcast "
-        "enable_dp_lm_head enable_tp_lm_head_all_to_all dwdp_size",
-        "every attention rank has its own scheduler, pools and cache, as a replica has",
-    ),
-    accepted(
         "expert parallelism and MoE back ends",
         "ep_size moe_dp_size moe_dense_tp_size moe_a2a_backend moe_runner_backend "
         "ep_num_redundant_experts enable_eplb enable_single_batch_overlap "
@@ -223,7 +217,11 @@ SERVED: tuple[Row, ...] = (
     accepted(
         "deterministic inference",
         "enable_deterministic_inference rl_on_policy_target",
-        "with fa3, fa4 or triton; refused with back ends for which SGLang switches the prefix "
-        "cache off. A checkpoint's state does not depend on the batch if the kernels do not",
+        "with branch_checkpoint chunk, whose hits lie between chunks of the scan as SGLang's own "
+        "do, and a back end for which SGLang keeps the prefix cache (fa3, fa4, triton); else "
+        "refused",
+        "unit/test_launcher.py::test_deterministic_inference",
+        "--enable-deterministic-inference --attention-backend triton "
+        """--cache-config {"branch_checkpoint":"chunk"}""",
     ),
 )

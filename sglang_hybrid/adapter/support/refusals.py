@@ -23,6 +23,14 @@ REFUSED: tuple[Row, ...] = (
         "ep_join_mode "
         "ep_join_rank_offset elastic_ep_initial_size max_ep_size elastic_ep_scale_timeout",
     ),
+    refused(
+        "attention data parallelism",
+        "--enable-dp-attention",
+        "enable_dp_attention_local_control_broadcast enable_dp_lm_head "
+        "enable_tp_lm_head_all_to_all",
+    ),
+    refused("attention data parallelism, by its size", "--attn-dp-size 2"),
+    refused("distributed weights", "--dwdp-size 2"),
     refused("two-batch overlap", "--enable-two-batch-overlap", "tbo_token_distribution_threshold"),
     refused("KV sharding", "--enable-kv-cache-sharding"),
     refused("Ray", "--use-ray"),
