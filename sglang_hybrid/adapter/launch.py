@@ -86,6 +86,14 @@ def _check_where_states_are_kept(server_args: Any) -> None:
     mode = record.config_of(server_args).branch_checkpoint
     is_buffered = mamba_extra_buffer_of(view)
     has_interval = record.explicitly_set(server_args, "mamba_track_interval", 256)
+    if mode != "chunk" and view.enable_deterministic_inference:
+        record.fail(
+            server_args,
+            f'--enable-deterministic-inference cannot be used with branch_checkpoint "{mode}" of '
+            f"{SOURCE}: a prefill that goes on between the chunks of the scan rounds differently "
+            'from one that does not; allowed: "chunk"; set branch_checkpoint to it, or remove '
+            "--enable-deterministic-inference",
+        )
     if mode == "chunk" and not is_buffered:
         record.fail(
             server_args,

@@ -141,6 +141,7 @@ NAMES: tuple[Name, ...] = (
     *_of(
         "sglang.srt.managers.schedule_policy:PrefillAdder",
         {
+            "add_one_req": "self req has_chunked_req truncation_align_size",
             "_select_prefill_admission": "self req total_tokens host_hit_length "
             "swa_host_hit_length truncation_align_size has_chunked_req",
             "_commit_prefill_admission": "self req admission mamba_gap_reserve",

@@ -23,6 +23,24 @@ class HybridPrefillAdder(PrefillAdder):
         # Without chunked prefill nothing could go on with the rest.
         return saver is not None and saver.cuts and self.rem_chunk_tokens is not None
 
+    def add_one_req(self, req, *args, **kwargs):
+        result = super().add_one_req(req, *args, **kwargs)
+        admitted = bool(self.can_run_list) and self.can_run_list[-1] is req
+        if not admitted and req.kv.holds_mamba and not req.kv.holds_kv:
+            self._give_back_copy(req)
+        return result
+
+    def _give_back_copy(self, req):
+        """Free the slot for the copy of the hit of ``req``, which has to wait.
+
+        SGLang does so too, but for requests of a session: these would keep the slot in the
+        queue, and take it with them when one of higher priority drives them out of it.
+        """
+        kv = req.kv
+        self.tree_cache.req_to_token_pool.mamba_allocator.free(kv.mamba_pool_idx.unsqueeze(-1))
+        kv.mamba_pool_idx = kv.mamba_cow_src_index = None
+        kv.mamba_needs_clear = False
+
     def _select_prefill_admission(
         self, req, *, truncation_align_size, has_chunked_req=False, **kwargs
     ):

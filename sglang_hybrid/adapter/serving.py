@@ -67,5 +67,17 @@ def internal_state(reply: Any, scheduler: Any, _request: Any) -> Any:
     except Exception as error:  # a report must not end a scheduler that serves
         logger.exception("The state of the cache could not be reported")
         status = {"error": f"{type(error).__name__}: {error}"}
-    reply.internal_state[STATE_KEY] = status
+    reply.internal_state[STATE_KEY] = {"dp_rank": dp_rank(), **status}
     return reply
+
+
+def dp_rank() -> int:
+    """Which replica this scheduler is, or which part of attention's data parallelism.
+
+    SGLang lists the ranks' states in the order in which they arrive.
+    """
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    rank: int = parallel.attn_dp_rank if parallel.attn_dp_size > 1 else parallel.dp_rank or 0
+    return rank

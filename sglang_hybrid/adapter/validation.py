@@ -2,127 +2,82 @@
 
 One table, `RULES`, states every refusal. Most rules read what the user gave and
 are checked before SGLang resolves the record; the others need its decisions (which
-strategy, which model) and are checked after.
+strategy, which model) and are checked after. `support` tells what is served instead.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Any
 
-from sglang_hybrid.adapter.record import CACHE_NAME, explicitly_set
+from sglang_hybrid.adapter.record import explicitly_set
+from sglang_hybrid.adapter.rules import (
+    Rule,
+    among,
+    chunking_off,
+    model,
+    no_buffer,
+    only,
+    switch,
+    with_sliding_windows,
+    without_ssm_layers,
+)
 
 _CORE_ENV = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
-_CHOOSE = f"or leave out --cache {CACHE_NAME}"
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One refusal.
-
-    Attributes:
-        fields: fields of `ServerArgs` that the rule reads.
-        refused: whether a record, or a view of it, is refused.
-        value: the offending flag with its value, for the message.
-        allowed: what is allowed instead.
-        advice: what the user should do.
-        stage: whether it reads what the user gave, what SGLang resolved, or either.
-    """
-
-    fields: tuple[str, ...]
-    refused: Callable[[Any], bool]
-    value: Callable[[Any], str]
-    allowed: str
-    advice: str
-    stage: Literal["input", "resolved", "either"] = "either"
-
-    def message(self, view: Any) -> str:
-        """One line that names the value, what is allowed and what to do."""
-        return (
-            f"{self.value(view)} cannot be used with --cache {CACHE_NAME}; allowed: "
-            f"{self.allowed}; {self.advice}, {_CHOOSE}"
-        )
-
-
-def _flag_of(field: str) -> str:
-    return "--" + field.strip("_").replace("_", "-")
-
-
-def _switch(field: str) -> Rule:
-    """A switch that has to stay off."""
-    flag = _flag_of(field)
-    return Rule(
-        (field,),
-        lambda view: bool(getattr(view, field)),
-        lambda view: flag,
-        f"without {flag}",
-        f"remove {flag}",
-    )
-
-
-def _only(field: str, value: Any, allowed: str | None = None) -> Rule:
-    """A field that has to keep one value."""
-    flag = _flag_of(field)
-    return Rule(
-        (field,),
-        lambda view: getattr(view, field) != value,
-        lambda view: f"{flag} {getattr(view, field)}",
-        allowed or f"{flag} {value}",
-        f"remove {flag}",
-    )
-
-
-def _no_buffer(field: str, refused: Callable[[Any], bool], **texts: Any) -> Rule:
-    """A rule of the `no_buffer` strategy, which "auto" may resolve to."""
-    return Rule(
-        ("mamba_radix_cache_strategy", field),
-        lambda view: view.mamba_radix_cache_strategy == "no_buffer" and refused(view),
-        **texts,
-    )
-
-
-def _chunking_off(view: Any) -> bool:
-    return view.chunked_prefill_size is not None and view.chunked_prefill_size <= 0
-
-
-def _without_ssm_layers(view: Any) -> bool:
-    from sglang.srt.arg_groups.overrides import model_config_of
-    from sglang.srt.mem_cache.kv_cache_builder import uses_ssm_state
-
-    return not uses_ssm_state(model_config_of(view))
-
-
-def _architecture(view: Any) -> str:
-    from sglang.srt.arg_groups.overrides import model_config_of
-
-    names = model_config_of(view).hf_config.architectures or ["unknown"]
-    return f"--model-path {view.model_path} ({names[0]})"
-
+_STOCK_ONLY = "SGLang serves it with its own caches only"
+_NOT_BUILT = "SGLang builds that cache instead of this one"
+_PADDED = "its ranks pad each other's batches, on which saving states was never run"
+_TOKENS_OVER_RANKS = "a rank that has a part of a row's tokens cannot save states inside it"
 
 RULES: tuple[Rule, ...] = (
-    _switch("disable_radix_cache"),
-    _switch("enable_hierarchical_cache"),
-    _switch("enable_lmcache"),
-    _switch("enable_flexkv"),
-    _switch("enable_unified_cache_external_linker"),
-    _switch("enable_session_radix_cache"),
-    _switch("enable_streaming_session"),
-    _switch("enable_int8_mamba_checkpoint"),
-    _switch("enable_kv_cache_sharding"),
-    _switch("enable_unified_memory"),
-    _switch("enable_hisparse"),
-    _switch("enable_pdmux"),
-    _switch("enable_linear_replayssm"),
-    _switch("encoder_only"),
-    _switch("use_ray"),  # Ray's scheduler processes load no plugins
-    _only("dcp_size", 1),
-    _only("pp_size", 1),
-    _only("mamba_max_states_per_path", -1),
-    _only("disaggregation_mode", "null"),
-    _only("speculative_algorithm", None, "without speculative decoding"),
-    _only("dllm_algorithm", None, "without a diffusion algorithm"),
+    switch("disable_radix_cache", "no prefix is cached then", stage="input"),
+    switch("enable_hierarchical_cache", "states on the host are not in its order of victims"),
+    switch("enable_lmcache", _NOT_BUILT),
+    switch("enable_flexkv", _NOT_BUILT),
+    switch("enable_unified_cache_external_linker", _STOCK_ONLY),
+    switch("enable_session_radix_cache", "sessions would decide who is evicted"),
+    switch("enable_streaming_session", "a session would keep the slots of finished requests"),
+    switch("enable_int8_mamba_checkpoint", _STOCK_ONLY),
+    switch("enable_kv_cache_sharding", _STOCK_ONLY),
+    switch(
+        "enable_unified_memory",
+        "states and tokens share one pool there, while each has its victims",
+    ),
+    switch("enable_hisparse", "SGLang serves it without a prefix cache"),
+    switch(
+        "enable_pdmux",
+        "prefill and decode run at once there, while states are saved by one forward",
+    ),
+    switch(
+        "enable_linear_replayssm", "the running state lags behind the tokens by a replay buffer"
+    ),
+    switch("enable_linear_replayssm_spec", "it serves speculative decoding"),
+    switch("enable_two_batch_overlap", "one forward is two, while states are saved for one"),
+    switch("enable_dp_attention", _PADDED),
+    switch("enable_mis", "SGLang switches the prefix cache off for multi-item scoring"),
+    switch("prefill_only_disable_kv_cache", "there is no KV to share then"),
+    switch("enable_prefill_cp", _TOKENS_OVER_RANKS),
+    switch("encoder_only", "an encoder has no prefix cache"),
+    switch("use_ray", "Ray's scheduler processes load no plugins"),
+    only("dcp_size", 1, "the KV of a token lies on one of several ranks"),
+    only("attn_dp_size", 1, _PADDED),
+    only("dwdp_size", 1, _PADDED),
+    only("attn_cp_size", 1, _TOKENS_OVER_RANKS),
+    only("pp_size", 1, "stages would have to agree on saves and victims, which was never run"),
+    only("elastic_ep_backend", None, "ranks come and go, and their trees would differ"),
+    only("mamba_max_states_per_path", -1, "the cache decides itself which states of a path stay"),
+    only("disaggregation_mode", "null", "states of prefills would have to move to another server"),
+    only(
+        "speculative_algorithm",
+        None,
+        "states after rejected tokens would have to be rolled back",
+        "without speculative decoding",
+    ),
+    only("decoupled_spec_role", "null", "it serves speculative decoding"),
+    only("dllm_algorithm", None, "it does not compute from left to right", "no diffusion"),
+    among("device", (None, "cuda", "cpu"), "the state layers of other devices were never run"),
+    among("model_impl", ("auto", "sglang"), "states are saved by SGLang's own layers"),
     Rule(
         ("radix_eviction_policy", "_radix_eviction_policy_explicitly_set"),
         lambda view: (
@@ -130,60 +85,94 @@ RULES: tuple[Rule, ...] = (
             or explicitly_set(view, "radix_eviction_policy", "lru")
         ),
         lambda view: f"--radix-eviction-policy {view.radix_eviction_policy}",
+        "the cache has policies of its own",
         'the key "policy" of --cache-config',
         """remove it and use --cache-config '{"policy": ...}'""",
         stage="input",  # SGLang itself changes the policy of some models
     ),
-    _only("radix_eviction_policy_config", None, "--cache-config"),
+    only(
+        "radix_eviction_policy_config", None, "the cache has policies of its own", "--cache-config"
+    ),
     Rule(
         (),
         lambda view: os.environ.get(_CORE_ENV, "").strip().lower() == "rust",
         lambda view: f"{_CORE_ENV}=rust",
+        "its components extend SGLang's Python tree",
         "python (what the cache uses when it is unset)",
         f"unset {_CORE_ENV}",
     ),
-    _no_buffer(
+    no_buffer(
         "chunked_prefill_size",
-        _chunking_off,
+        chunking_off,
         value=lambda view: (
             f"--chunked-prefill-size {view.chunked_prefill_size} (chunked prefill off) with "
             "--mamba-radix-cache-strategy no_buffer"
         ),
-        allowed="a positive chunk size, because prefill is cut at branch points",
+        why="prefill may be cut at branch points",
+        allowed="a positive chunk size",
         advice="remove --chunked-prefill-size or use --mamba-radix-cache-strategy extra_buffer",
     ),
-    _no_buffer(
+    no_buffer(
         "page_size",
         lambda view: view.page_size not in (None, 1),
         value=lambda view: (
             f"--page-size {view.page_size} with --mamba-radix-cache-strategy no_buffer"
         ),
+        why="SGLang serves that strategy with pages of one token",
         allowed="--page-size 1",
         advice="remove --page-size or use --mamba-radix-cache-strategy extra_buffer",
     ),
-    _no_buffer(
+    no_buffer(
         "disable_overlap_schedule",
         lambda view: not view.disable_overlap_schedule,
         value=lambda view: "--mamba-radix-cache-strategy no_buffer with the overlap schedule",
+        why="a step in flight would overwrite the only state of a request",
         allowed="no_buffer with --disable-overlap-schedule",
         advice="add --disable-overlap-schedule or use --mamba-radix-cache-strategy extra_buffer",
         stage="resolved",  # a platform may switch the overlap schedule off by itself
     ),
     Rule(
-        ("model_path",),
-        _without_ssm_layers,
-        lambda view: f"{_architecture(view)}, a model without SSM layers,",
-        "a hybrid attention + SSM model, such as Granite 4, Falcon-H1 or Nemotron-H",
-        "choose such a model",
+        ("enable_deterministic_inference", "attention_backend", "disable_radix_cache"),
+        lambda view: view.enable_deterministic_inference and view.disable_radix_cache,
+        lambda view: (
+            f"--enable-deterministic-inference with --attention-backend {view.attention_backend}"
+        ),
+        "SGLang switches the prefix cache off for that backend",
+        "a backend that is deterministic with prefixes, such as fa3 or triton",
+        "choose another --attention-backend",
         stage="resolved",
     ),
     Rule(
-        ("model_path", "uses_mamba_radix_cache"),
-        lambda view: not view.uses_mamba_radix_cache,
-        lambda view: f"{_architecture(view)}, whose SSM states SGLang keeps in no prefix cache,",
-        "an architecture that SGLang serves with --mamba-radix-cache-strategy",
-        "choose such a model",
+        ("model_path", "disable_radix_cache"),
+        lambda view: view.disable_radix_cache,
+        lambda view: f"--model-path {view.model_path} with these flags",
+        "SGLang switches the prefix cache off for them, see its log",
+        "what SGLang serves with a prefix cache",
+        "choose another model or other flags",
         stage="resolved",
+    ),
+    model(
+        without_ssm_layers,
+        "a model without SSM layers",
+        why="there are no states to keep",
+        allowed="a hybrid attention + SSM model, such as Granite 4, Falcon-H1 or Nemotron-H",
+        advice="choose such a model",
+    ),
+    model(
+        lambda view: not view.uses_mamba_radix_cache,
+        "whose SSM states SGLang keeps in no prefix cache",
+        "uses_mamba_radix_cache",
+        why="it lacks SGLang's support of them",
+        allowed="an architecture that SGLang serves with --mamba-radix-cache-strategy",
+        advice="choose such a model",
+    ),
+    model(
+        with_sliding_windows,
+        "with sliding windows in a pool of their own",
+        "disable_hybrid_swa_memory",
+        why="that pool's victims are not in its order",
+        allowed="one pool for all attention layers",
+        advice="add --disable-hybrid-swa-memory",
     ),
 )
 

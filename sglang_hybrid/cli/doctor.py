@@ -8,6 +8,7 @@ import logging
 import os
 import platform
 import warnings
+from collections import Counter
 from collections.abc import Iterable
 
 from rich.console import Console
@@ -35,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
         console = Console(width=_PIPED_WIDTH)
     _quieten()
     problems = [*_installation(console), *_names(console), *_patches(console)]
+    _features(console)
     for problem in problems:
         console.print(f"[red]problem:[/red] {escape(problem)}", soft_wrap=True, highlight=False)
     if not problems:
@@ -127,6 +129,28 @@ def _names(console: Console) -> list[str]:
     columns = ("module or class", "name", "expected", "found")
     _print(console, "Names of SGLang that the cache uses", columns, rows)
     return names.problems_of(findings)
+
+
+def _features(console: Console) -> None:
+    """How many features are served, and fields of SGLang that nobody has looked at."""
+    if names.installed_version() == "none":
+        return
+    from sglang_hybrid.adapter import support
+
+    counts = Counter(row.status for row in support.ROWS)
+    found = ", ".join(f"{counts[status]} {status}" for status in support.Status)
+    console.print(f"features of SGLang beside this cache: {found}; see docs/support.md")
+    try:
+        from sglang.srt.server_args import ServerArgs
+    except Exception:  # `_names` has said so
+        return
+    if left := support.unreviewed(getattr(ServerArgs, "__struct_fields__", ())):
+        console.print(
+            "[yellow]warning:[/yellow] flags of this SGLang of which it is not known whether they "
+            f"go together with the cache: {escape(', '.join(left))}",
+            soft_wrap=True,
+            highlight=False,
+        )
 
 
 def _patches(console: Console) -> list[str]:

@@ -41,7 +41,7 @@ class Server:
         self._session = requests.Session()
 
     def caches(self) -> list[dict[str, Any]]:
-        """Status of the cache of every DP rank."""
+        """Status of the cache of every DP rank, in the order of the ranks."""
         reply = self._call("GET", "/server_info", self._key)
         try:
             states = reply["internal_states"]
@@ -62,7 +62,8 @@ class Server:
             raise ServerError(
                 f"the server could not report its cache: {shown(broken, 200)}; see its log"
             )
-        return found
+        # SGLang lists them as they arrive, which may differ from one time to the next.
+        return sorted(found, key=_dp_rank)
 
     def set_state(self, **values: float) -> list[bool]:
         """Set scheduler values, see `/set_internal_state`; whether each DP rank took them."""
@@ -109,3 +110,8 @@ class Server:
                     f"{self.url}{path} answers with more than {_MOST_BYTES} bytes; check --url"
                 )
         return bytes(body)
+
+
+def _dp_rank(status: dict[str, Any]) -> int:
+    rank = status.get("dp_rank")
+    return rank if isinstance(rank, int) else 0

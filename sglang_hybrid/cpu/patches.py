@@ -63,6 +63,16 @@ def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
     return self
 
 
+def _unpinned(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A factory of tensors whose ``pin_memory`` is ignored, as in `_pin_memory`."""
+
+    @functools.wraps(factory)
+    def make(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+        return factory(*args, **kwargs)
+
+    return make
+
+
 _default_device_module = torch.get_device_module
 
 
@@ -171,6 +181,17 @@ PATCHES = (
         "Tensor.pin_memory",
         _pin_memory,
         "ScheduleBatch.prepare_for_decode pins memory without asking the platform",
+        early=True,
+    ),
+    *(
+        Patch(
+            "torch",
+            factory.__name__,
+            _unpinned(factory),
+            "LoRA layers pin memory without asking the platform",
+            early=True,
+        )
+        for factory in (torch.tensor, torch.zeros)
     ),
 )
 

@@ -100,6 +100,7 @@ def make_cache(
     costs: ModelCosts = COSTS,
     cache_class=HybridMarconiCache,
     family=None,
+    kv_events: bool = False,
     **server_args,
 ):
     publish_server_args(page_size, **server_args)
@@ -111,6 +112,7 @@ def make_cache(
         page_size=page_size,
         enable_mamba_extra_buffer=extra_buffer,
         tree_components=(ComponentType.FULL, ComponentType.MAMBA),
+        enable_kv_cache_events=kv_events,
     )
     if cache_class is HybridMarconiCache:
         return cache_class(params, CacheConfig.parse(config or {}), costs, family)
@@ -125,7 +127,7 @@ class Driver:
         self.cache = cache
         self.chunk = chunk
         self.custom_params = None  # of the sampling parameters of requests from now on
-        self.cache_salt = None  # of requests from now on
+        self.keys = {}  # of requests from now on: extra_key, cache_salt, lora_id
         self._ids = itertools.count()
 
     def admit(self, prompt, extra_key=None):
@@ -140,8 +142,7 @@ class Driver:
             sampling_params=SamplingParams(
                 max_new_tokens=1 << 10, custom_params=self.custom_params
             ),
-            extra_key=extra_key,
-            cache_salt=self.cache_salt,
+            **{"extra_key": extra_key, **self.keys},
         )
         req.init_next_round_input(self.cache)
         self._admit(req)

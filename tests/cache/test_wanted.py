@@ -49,14 +49,19 @@ def test_a_fork_that_gains_too_little_is_left_out():
     assert hits == [0, 0]
 
 
-def test_a_fork_of_another_namespace_is_not_seen():
+@pytest.mark.parametrize("key", ["extra_key", "cache_salt", "lora_id"])
+def test_what_another_namespace_served_is_not_seen(key):
     cache = make_cache({}, slots=8, tokens=2400)
     driver = Driver(cache)
+    driver.keys = {key: "a"}
     for salt in (11, 12):
-        driver.serve(prompt(256, 100, salt), extra_key="a")
+        driver.serve(prompt(256, 100, salt))
+    assert driver.serve(prompt(256, 100, 13)) == 256
+    driver.keys = {key: "b"}
+    assert driver.serve(prompt(256, 100, 13)) == 0
     flood(driver, 1)
-    hits = [driver.serve(prompt(256, 100, salt), extra_key="b") for salt in (13, 14)]
-    assert hits == [0, 0] and cache.counters.ghost_fork_checkpoints == 0
+    assert [driver.serve(prompt(256, 100, salt)) for salt in (14, 15)] == [0, 0]
+    assert cache.counters.ghost_fork_checkpoints == 0
 
 
 def test_a_branch_point_in_the_tree_is_not_taken_twice():

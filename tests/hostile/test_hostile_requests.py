@@ -38,7 +38,7 @@ def test_keys_of_any_text(key, saves):
     prompts = [[*range(1, 200), 1000 + i] for i in range(3)]
     salts = (None, key or "salt")
     for salt in salts:
-        driver.cache_salt = salt
+        driver.keys = {"cache_salt": salt}
         assert [driver.serve(prompt, extra_key=key) for prompt in prompts] == [0, 0, 199]
     spaces = {namespace_of(key, salt) for salt in salts}
     assert set(cache.recorder.window().namespace.tolist()) == spaces
@@ -93,7 +93,7 @@ def test_tenants_share_no_fork_end_or_evicted_place(policy):
         return [*range(1, 257), *range(1000 * i, 1000 * i + 100)]
 
     def serve(salt, i):
-        driver.cache_salt = salt
+        driver.keys = {"cache_salt": salt}
         req = driver.start(prompt(i))
         driver.finish(req, [7, 8, 9])
         return req
@@ -129,7 +129,7 @@ def test_colliding_hashes_hit_nothing_of_others(policy, monkeypatch):
     driver, rng, before = Driver(cache), random.Random(0), {"a": [], "b": []}
     for i in range(40):
         tenant = "ab"[i % 2]
-        driver.cache_salt = tenant
+        driver.keys = {"cache_salt": tenant}
         prompt = [*range(1, 1 + rng.choice([70, 130, 200])), *range(1000 * i, 1000 * i + 80)]
         most = max((common(prompt, old) for old in before[tenant]), default=0)
         assert driver.serve(prompt) <= most

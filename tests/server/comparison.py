@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 BOUNDS = {"float32": 1e-3, "bfloat16": 0.25}
 """By dtype: how far a log-probability may be from that of a cold run; see docs/exactness.md."""
 
+WITH_LOGPROBS = {"return_logprob": True, "top_logprobs_num": 2}
+"""Fields of a request whose answer can be compared."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -66,10 +69,12 @@ class Comparison:
     Args:
         server: a `CpuServer`.
         dtype: of the model on that server.
+        options: further fields of every request.
     """
 
     server: object
     dtype: str = "float32"
+    options: Mapping = field(default_factory=dict)
     _served: list[tuple[list[int], int, dict, Answer]] = field(default_factory=list)
 
     def ask(self, prompt: Sequence[int], length: int, **sampling) -> Answer:
@@ -87,7 +92,7 @@ class Comparison:
         self._served.append((list(prompt), length, sampling, answer))
 
     def _ask(self, prompt: Sequence[int], length: int, sampling: dict) -> Answer:
-        options = {"return_logprob": True, "top_logprobs_num": 2}
+        options = {**WITH_LOGPROBS, **self.options}
         return answer_of(self.server.generate(list(prompt), length, sampling, **options))
 
     def distances(self) -> list[float]:

@@ -67,7 +67,7 @@ class Observed(ThreadingHTTPServer):
         self.looks, self.records, self.part_bytes = list(looks), records, part_bytes
         self.thefts, self.key, self.admin_key = thefts, key, admin_key or key
         self.asked = None
-        self.exports = 0
+        self.exports = self.answers = 0
         self.requests = []
 
     @property
@@ -76,7 +76,10 @@ class Observed(ThreadingHTTPServer):
 
     def info(self):
         caches = self.looks[0] if len(self.looks) == 1 else self.looks.pop(0)
-        states = [{"hybrid_marconi": dict(each)} if each else {} for each in caches]
+        states = [
+            {"hybrid_marconi": {**each, "dp_rank": rank}} if each else {}
+            for rank, each in enumerate(caches)
+        ]
         if self.asked:
             asked, self.asked = self.asked, None
             if self.thefts:
@@ -84,7 +87,8 @@ class Observed(ThreadingHTTPServer):
             else:
                 for state, text in zip(states, self.records, strict=True):
                     state["hybrid_marconi"]["record_part"] = self.part(text, asked)
-        return {"internal_states": states}
+        self.answers += 1  # the ranks answer in any order
+        return {"internal_states": states[::-1] if self.answers % 2 else states}
 
     def part(self, text, index):
         data, size = zlib.compress(text.encode()), self.part_bytes

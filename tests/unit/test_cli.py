@@ -8,6 +8,7 @@ import pytest
 
 import sglang_hybrid
 from sglang_hybrid.adapter import names
+from sglang_hybrid.adapter.support import reviewed
 from sglang_hybrid.cli import doctor, main
 
 
@@ -78,3 +79,10 @@ def test_doctor_reports_a_mismatch(monkeypatch, capsys):
     assert "expected (self, text)" in output
     assert "install sglang==0.5.23" in output
     assert "no problems found" not in output
+
+
+def test_doctor_names_flags_that_nobody_has_looked_at(monkeypatch, capsys):
+    pytest.importorskip("sglang.srt.server_args")
+    monkeypatch.setitem(reviewed.INDEPENDENT, "collectives", ())
+    assert main.main(["doctor"]) == 0  # it only warns
+    assert "go together with the cache: boundary_reduction, disable_a" in capsys.readouterr().out

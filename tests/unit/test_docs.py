@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_hybrid.adapter import metric_table
+from sglang_hybrid.adapter import metric_table, support
 from sglang_hybrid.adapter.short_hits import Reason
 from sglang_hybrid.config import markdown_table
 
@@ -16,6 +16,7 @@ PAGES = [
     "docs/design.md",
     "docs/exactness.md",
     "docs/operations.md",
+    "docs/support.md",
     "docs/benchmarks.md",
     "docs/traces.md",
     "docs/replay.md",
@@ -26,14 +27,19 @@ PAGES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("what", "table"), [("keys", markdown_table()), ("metrics", metric_table.markdown_table())]
-)
-def test_generated_tables_are_current(what, table):
-    text = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+TABLES = [
+    ("operations", "keys", markdown_table),
+    ("operations", "metrics", metric_table.markdown_table),
+    ("support", "features", support.markdown_table),
+]
+
+
+@pytest.mark.parametrize(("page", "what", "table"), TABLES)
+def test_generated_tables_are_current(page, what, table):
+    text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
     _, _, rest = text.partition(f"<!-- {what}:")
     found = rest.partition("-->\n")[2].partition(f"<!-- end of {what} -->")[0]
-    assert found == table, "docs/operations.md: put markdown_table() between the markers"
+    assert found == table(), f"docs/{page}.md: put markdown_table() between the markers"
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,18 +1,13 @@
 """What the launcher accepts and refuses before weights load, over real command lines."""
 
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from launching import CACHE, run_cases
 from tiny_models import write_attention_only, write_hybrid, write_hybrid_without_ssm
 
-SCRIPT = Path(__file__).with_name("launcher_cases.py")
-CACHE = ("--cache", "hybrid-marconi")
 CHUNK = '{"branch_checkpoint": "chunk"}'
+DETERMINISTIC = ("--enable-deterministic-inference", "--attention-backend")
 
 # Command line after the model: parts of the one line that the user sees.
 REFUSED = {
@@ -96,20 +91,6 @@ ENGINE_REFUSED = [
 ]
 
 
-def run_cases(cases, **env):
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT)],
-        input=json.dumps(cases),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, **env},
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("OUTCOMES ")]
-    assert lines, done.stdout + done.stderr
-    return json.loads(lines[-1].removeprefix("OUTCOMES "))
-
-
 def named_cases(folder):
     """Every case of this file by name; they share one process."""
     hybrid = write_hybrid(folder / "hybrid")
@@ -137,6 +118,9 @@ def named_cases(folder):
         "ours": {"argv": ours},
         "backend": {"argv": [*model, "--radix-cache-backend", "hybrid-marconi"]},
         "config": {"argv": [*ours, "--cache-config", '{"policy": "marconi", "alpha": 2}']},
+        "deterministic": {"argv": [*ours, *DETERMINISTIC, "triton"]},
+        "deterministic chunk": {"argv": [*chunk, *DETERMINISTIC, "triton"]},
+        "deterministic without cache": {"argv": [*chunk, *DETERMINISTIC, "flashinfer"]},
         "yaml": {"argv": [*model, "--config", str(yaml)]},
         "no_buffer": {"argv": [*ours, "--disable-overlap-schedule"]},
         "chunk": {"argv": chunk},
@@ -200,6 +184,14 @@ def test_engine_raises_instead_of_exiting(outcomes, index):
 )
 def test_model_without_ssm_layers(outcomes, case, architecture):
     assert_refused(outcomes[case], [architecture, "without SSM layers", "choose such a model"])
+
+
+def test_deterministic_inference(outcomes):
+    parts = ['branch_checkpoint "exact"', "between the chunks of the scan", '"chunk"']
+    assert_refused(outcomes["deterministic"], ["--enable-deterministic-inference", *parts])
+    assert outcomes["deterministic chunk"]["kind"] == "started"
+    parts = ["with --attention-backend flashinfer", "switches the prefix cache off", "fa3"]
+    assert_refused(outcomes["deterministic without cache"], parts)
 
 
 def test_rust_tree_core(outcomes):

@@ -6,12 +6,20 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_hybrid.adapter import validation
+from sglang_hybrid.adapter.rules import flag_of
 from sglang_hybrid.adapter.validation import FIELDS, RULES
 
 ACCEPTED = {
     **dict.fromkeys(FIELDS, False),
     "dcp_size": 1,
+    "attn_cp_size": 1,
+    "attn_dp_size": 1,
+    "dwdp_size": 1,
     "pp_size": 1,
+    "elastic_ep_backend": None,
+    "decoupled_spec_role": "null",
+    "device": None,
+    "model_impl": "auto",
     "mamba_max_states_per_path": -1,
     "disaggregation_mode": "null",
     "speculative_algorithm": None,
@@ -35,9 +43,7 @@ def test_nothing_is_refused_by_default():
 
 
 SWITCHES = [
-    rule.fields[0]
-    for rule in RULES
-    if len(rule.fields) == 1 and rule.allowed.startswith("without -")
+    rule.fields[0] for rule in RULES if len(rule.fields) == 1 and ACCEPTED[rule.fields[0]] is False
 ]
 
 
@@ -45,7 +51,7 @@ SWITCHES = [
 def test_switch_is_named_alone(field):
     flag = "--" + field.replace("_", "-")
     problem = problem_with(**{field: True})
-    assert problem.startswith(f"{flag} cannot be used with --cache hybrid-marconi; allowed: ")
+    assert problem.startswith(f"{flag} cannot be used with --cache hybrid-marconi: ")
     assert f"remove {flag}, or leave out --cache hybrid-marconi" in problem
 
 
@@ -78,4 +84,4 @@ def test_messages_name_flags_that_exist():
     flags = {flag for action in parser._actions for flag in action.option_strings}
     without_flag = {"uses_mamba_radix_cache", "_radix_eviction_policy_explicitly_set"}
     for field in set(FIELDS) - without_flag:
-        assert validation._flag_of(field) in flags
+        assert flag_of(field) in flags
