@@ -3,7 +3,8 @@
 import random
 
 import pytest
-from harness import Driver, make_cache, signature
+from contents import namespace_of, signature, states_that_differ
+from harness import Driver, make_cache
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
@@ -22,14 +23,16 @@ CONFIGS = [
 
 def check_states(cache):
     """Each checkpoint's slot holds the state of exactly its node's tokens."""
-    temporal = cache.req_to_token_pool.mamba_pool.mamba_cache.temporal
+    slots, expected = [], []
     for key in cache.view.checkpoints:
         node, tokens = cache.tree_core.node_by_id(key), []
-        slot = node.component_data[ComponentType.MAMBA].value[0]
+        slots.append(int(node.component_data[ComponentType.MAMBA].value[0]))
+        namespace = namespace_of(node.key)
         while node.parent is not None:
             tokens[:0] = node.key.token_ids[: len(node.key)]
             node = node.parent
-        assert float(temporal[0, slot].flatten()[0]) == signature(tokens)
+        expected.append(signature(tokens, namespace))
+    assert not states_that_differ(cache.req_to_token_pool, slots, expected)
 
 
 def random_prompt(rng, history):
