@@ -81,11 +81,13 @@ class Driver:
         from sglang.srt.sampling.sampling_params import SamplingParams
 
         params = {"max_new_tokens": 1 << 10, "custom_params": self.custom_params}
+        params = SamplingParams(**{**params, **(sampling or {})})
+        params.normalize(None)
         return Req(
             rid=f"r{next(self._ids)}",
             origin_input_text="",
             origin_input_ids=array("q", prompt),
-            sampling_params=SamplingParams(**{**params, **(sampling or {})}),
+            sampling_params=params,
             extra_key=extra_key,
             **options,
         )
