@@ -26,11 +26,21 @@ _FACTORS: Hashes = np.random.Generator(np.random.PCG64(2025)).integers(
 ) * np.uint64(2) + np.uint64(1)
 
 
-def namespace_of(extra_key: str | None) -> int:
-    """What separates tenants, adapters and salts: 64 bits of a digest of SGLang's extra key."""
-    if extra_key is None:
+def namespace_of(extra_key: str | None, cache_salt: str | None = None) -> int:
+    """What separates tenants, adapters and salts: 64 bits of a digest.
+
+    Args:
+        extra_key: SGLang's, which has a LoRA adapter's name at its end.
+        cache_salt: SGLang keeps it apart from the extra key.
+    """
+    if extra_key is None and cache_salt is None:
         return 0
-    return int.from_bytes(hashlib.blake2b(extra_key.encode(), digest_size=8).digest(), "little")
+    if cache_salt is None:
+        digest = hashlib.blake2b(extra_key.encode(), digest_size=8)
+    else:
+        both = repr((extra_key, cache_salt)).encode()
+        digest = hashlib.blake2b(both, digest_size=8, person=b"salted")
+    return int.from_bytes(digest.digest(), "little")
 
 
 def mixed(values: Hashes) -> Hashes:

@@ -72,7 +72,7 @@ def requests():
             "new": st.sampled_from([0, 1, 3, 17, 40, 64, 100, 150]),
             "letter": letters,
             "namespace": st.sampled_from([0, 0, 0, 0, *range(len(NAMESPACES))]),
-            "answer": st.sampled_from([1, 2, 5, 30, 70]),
+            "answer": st.sampled_from([1, 2, 5, 30, 90]),
             "stops": st.booleans(),
             "thinks": st.booleans(),
         }
@@ -142,6 +142,15 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(request=requests(), letter=letters, writes=st.sampled_from([True, True, False]))
     def serve(self, request, letter, writes):
+        self._serve(request, letter, writes)
+
+    @rule(request=requests(), letter=letters)
+    def serve_three(self, request, letter):
+        """Three that begin alike, one after another: each can use what the others left."""
+        for turn in range(3):
+            self._serve({**request, "letter": turn, "source": turn}, letter)
+
+    def _serve(self, request, letter, writes=True):
         """A request, and steps until it or nothing more is done."""
         req = self._submit(request)
         for _ in range(12):

@@ -6,6 +6,7 @@ to whole sequences. Evictions are not predicted. What was ever put in *may* be t
 as nothing was evicted or skipped for want of a slot, all of it *must* be.
 """
 
+import itertools
 import math
 from dataclasses import dataclass, field
 
@@ -143,7 +144,7 @@ class CacheModel:
 
     def _observe(self, digests):
         pages = digests[GHOST_TOKENS::GHOST_TOKENS]
-        for page, following in zip(pages, pages[1:], strict=False):
+        for page, following in itertools.pairwise(pages):
             self.followers.setdefault(page, set()).add(following)
 
     # ---- forwards ----
@@ -261,7 +262,7 @@ class CacheModel:
         if must:
             self.kv_must.update(prefixes[1:])
             self.states_must |= states
-        for parent, child in zip(prefixes, prefixes[1:], strict=False):
+        for parent, child in itertools.pairwise(prefixes):
             self.children.setdefault(parent, set()).add(child)
 
 

@@ -8,13 +8,18 @@ FULL, MAMBA = ComponentType.FULL, ComponentType.MAMBA
 
 def check_all(scheduler, model):
     """Raise AssertionError naming the first violation. O(tree)."""
-    cache = scheduler.cache
-    cache.check_integrity()
-    kv, states = read_tree(cache)
-    check_model(model, set(kv), set(states))
+    kv, states = check_slots(scheduler)
+    check_model(scheduler.cache, model, set(kv), set(states))
+
+
+def check_slots(scheduler):
+    """All of it but the model; returns what is in the tree, see `read_tree`."""
+    scheduler.cache.check_integrity()
+    kv, states = read_tree(scheduler.cache)
     _check_kv_slots(scheduler, kv)
     _check_state_slots(scheduler, states)
     _check_running(scheduler)
+    return kv, states
 
 
 def read_tree(cache):
@@ -44,16 +49,20 @@ def read_tree(cache):
     return kv, states
 
 
-def check_model(model, kv, states):
+def check_model(cache, model, kv, states):
     """The tree holds nothing that it may not, and all that it has to."""
     model.notice_pressure()
     assert kv <= model.kv, f"KV of {len(kv - model.kv)} pages that nobody computed"
     extra = states - model.states
-    assert not extra, f"{len(extra)} states where none can be"
+    assert not extra, f"{len(extra)} states where none can be, of {_places(cache)}"
     if model.is_exact:
         assert model.kv_must <= kv, f"KV of {len(model.kv_must - kv)} pages is missing"
         missing = model.states_must - states
-        assert not missing, f"{len(missing)} states are missing"
+        assert not missing, f"{len(missing)} states are missing beside {_places(cache)}"
+
+
+def _places(cache):
+    return sorted((c.depth, c.kind.name) for c in cache.view.checkpoints.values())
 
 
 def _check_kv_slots(scheduler, kv):

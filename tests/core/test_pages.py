@@ -47,7 +47,8 @@ def test_order_and_place_of_pages_matter():
 
 def test_namespaces_share_nothing():
     spaces = [namespace_of(None), namespace_of(""), namespace_of("tenant-a"), namespace_of("b")]
-    assert len(set(spaces)) == 4
+    spaces += [namespace_of(None, "b"), namespace_of("b", "b"), namespace_of("", "tenant-a")]
+    assert len(set(spaces)) == 7
     every = [value for space in spaces for value in hashes(TOKENS, space)]
     assert len(set(every)) == len(every)
 
