@@ -4,7 +4,7 @@ from cache_model import CacheModel
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from machine_checks import check_all, check_drained
-from saving_driver import FAMILY
+from saving_driver import FAMILY, saving_cache
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from small_scheduler import SmallScheduler
 
@@ -85,8 +85,6 @@ class CacheMachine(RuleBasedStateMachine):
     @initialize(setup=setups())
     def build(self, setup):
         config, options, self.chunk = setup
-        from saving_driver import saving_cache
-
         self.cache = cache = saving_cache(config, **options)
         self.strips = options["strip_thinking_cache"]
         self.letter, self.stops = 0, False
@@ -101,7 +99,7 @@ class CacheMachine(RuleBasedStateMachine):
     def _tell_the_model(self):
         """The model hears of what the scheduler does, as it does it."""
         scheduler, model, cache = self.scheduler, self.model, self.cache
-        match, prepare, run = scheduler.match, scheduler.prepare, scheduler.run
+        match, prepare = scheduler.match, scheduler.prepare
         admitted, insert = cache.on_admitted, cache.checkpoint
 
         def matched(req):
@@ -117,15 +115,12 @@ class CacheMachine(RuleBasedStateMachine):
             model.prefill(reqs, scheduler.writes)
             return prepare(reqs)
 
-        def ran(batch):
-            run(batch)
-
         def inserted(req, *, up_to):
             model.insert(req, up_to, [*req.origin_input_ids, *req.output_ids])
             insert(req, up_to=up_to)
 
-        scheduler.match, scheduler.prepare, scheduler.run = matched, prepared, ran
-        scheduler.on_decoded = model.decoded
+        scheduler.match, scheduler.prepare = matched, prepared
+        scheduler.results.on_decoded = model.decoded
         cache.on_admitted, cache.checkpoint = admit, inserted
 
     # ---- clients ----

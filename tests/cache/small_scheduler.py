@@ -5,37 +5,19 @@ between them stands what `Scheduler.get_next_batch_to_run` and its event loops d
 overlap schedule a step is launched before the result of the one before it is processed.
 """
 
-import dataclasses
 from types import SimpleNamespace
-from unittest import mock
 
 from saving_driver import SavingDriver, batch_of
 from sglang.srt.managers.schedule_batch import FINISH_ABORT, release_req
 from sglang.srt.managers.schedule_policy import AddReqResult
-from sglang.srt.managers.scheduler_components import batch_result_processor
-from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.mem_cache.common import checkpoint_kv_cache, release_kv_cache
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from step_results import Step, StepResults
 
 from sglang_hybrid.adapter.prefill import HybridPrefillAdder
 
-_Results = batch_result_processor.SchedulerBatchResultProcessor
 _RUNNING_RATIO = 0.05  # of the tokens that running requests may still want, set aside
 _MOST_PREFILL_TOKENS = 1 << 20
-
-
-@dataclasses.dataclass
-class Step:
-    """A launched step whose result has not been processed.
-
-    Attributes:
-        tokens: what each request sampled, which the device knows and the scheduler does not.
-        batch: of a decode step, None for a prefill.
-    """
-
-    reqs: list
-    tokens: list
-    batch: object = None
 
 
 class SmallScheduler(SavingDriver):
@@ -47,7 +29,7 @@ class SmallScheduler(SavingDriver):
     Attributes:
         sample: function from a request to the next token that it samples.
         retracted: requests retracted so far, for want of KV or on demand.
-        on_decoded: told of each result of a decode step: the request and the tokens computed.
+        results: processes the results of steps.
     """
 
     def __init__(self, cache, chunk, sample):
@@ -57,17 +39,7 @@ class SmallScheduler(SavingDriver):
         self.chunked, self.pending = None, None
         self.overlap = cache.enable_mamba_extra_buffer and not _is_overlap_off()
         self.retracted = 0
-        self.on_decoded = lambda req, depth: None
-        absent = {field.name: None for field in dataclasses.fields(_Results)}
-        self._results = _Results(
-            **{
-                **absent,
-                "tree_cache": cache,
-                "req_to_token_pool": cache.req_to_token_pool,
-                "token_to_kv_pool_allocator": cache.token_to_kv_pool_allocator,
-                "enable_overlap": self.overlap,
-            }
-        )
+        self.results = StepResults(cache, self.overlap)
 
     @property
     def live(self):
@@ -269,41 +241,9 @@ class SmallScheduler(SavingDriver):
             due = step
         if due is None:
             return
-        process = self._prefill_result if due.batch is None else self._decode_result
-        process(due)
+        self.results.process(due, self.decode_grid)
         self.running = [req for req in self.running if not req.finished()]
         self._fresh = [req for req in self._fresh if not req.finished()]
-
-    def _prefill_result(self, step):
-        """As `process_batch_result_prefill`."""
-        for req, token in zip(step.reqs, step.tokens, strict=True):
-            if (req.finished() and req.inflight_middle_chunks <= 0) or req.is_retracted:
-                continue
-            if req.inflight_middle_chunks > 0:
-                req.inflight_middle_chunks -= 1
-                continue
-            req.output_ids.append(token)
-            req.update_finish_state()
-            if req.finished():
-                release_kv_cache(req, self.cache, checkpoint=True)
-            else:
-                checkpoint_kv_cache(req, self.cache)
-
-    def _decode_result(self, step):
-        """As `process_batch_result_decode`."""
-        grid = mock.patch.object(
-            batch_result_processor, "mamba_track_grid", lambda page: self.decode_grid
-        )
-        for index, (req, token) in enumerate(zip(step.reqs, step.tokens, strict=True)):
-            if req.finished() or req.is_retracted:
-                continue
-            req.output_ids.append(token)
-            req.update_finish_state()
-            self.on_decoded(req, req.seqlen - 1)
-            with grid:
-                self._results._handle_finish_state_updated_req(
-                    req, step.batch, GenerationBatchResult(), index, None
-                )
 
 
 def _is_overlap_off():

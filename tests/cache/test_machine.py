@@ -4,8 +4,12 @@ A hypothesis state machine (`cache_machine`) drives the real cache over real poo
 small copy of the scheduler's loop, step by step, in all strategies, page sizes and modes, and
 compares it with `cache_model` after every step.
 
-CI runs a fixed number of fixed examples. ``MACHINE_EXAMPLES=2000 pytest tests/cache/test_machine.py``
-runs so many random ones instead (``--hypothesis-seed=N`` repeats them).
+CI runs a fixed number of fixed examples. For nights the environment variable MACHINE_EXAMPLES
+sets how many random ones run instead, and ``--hypothesis-seed`` repeats them:
+
+    MACHINE_EXAMPLES=2000 pytest tests/cache/test_machine.py --timeout 0 --hypothesis-seed 7
+
+A failure prints the shrunk steps; the case belongs into `test_machine_findings`, by name.
 """
 
 import os
