@@ -139,11 +139,22 @@ class CacheMachine(RuleBasedStateMachine):
     def serve(self, request, letter, writes):
         self._serve(request, letter, writes)
 
-    @rule(request=requests(), letter=letters)
-    def serve_three(self, request, letter):
+    @rule(
+        request=requests(),
+        letter=letters,
+        last=st.sampled_from(["serves", "serves", "fails", "is aborted"]),
+    )
+    def serve_three(self, request, letter, last):
         """Three that begin alike, one after another: each can use what the others left."""
         for turn in range(3):
-            self._serve({**request, "letter": turn, "source": turn}, letter)
+            similar = {**request, "letter": turn, "source": turn}
+            if turn < 2 or last == "serves":
+                self._serve(similar, letter)
+                continue
+            self._submit(similar)
+            self.scheduler.prefill(runs=last != "fails")
+            if self.scheduler.chunked is not None:
+                self.scheduler.abort_chunked()
 
     def _serve(self, request, letter, writes=True):
         """A request, and steps until it or nothing more is done."""

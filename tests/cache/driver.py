@@ -179,15 +179,19 @@ class Driver:
             write_kv(allocator, table[row, start:end].long(), digests)
         req.kv.kv_allocated_len = req.kv.kv_committed_len = end
 
-    def _compute(self, req, start, end):
-        """Bring ``req``'s running state from ``start`` to ``end`` tokens."""
+    def _compute(self, req, start, end, is_checked=True):
+        """Bring ``req``'s running state from ``start`` to ``end`` tokens.
+
+        Args:
+            is_checked: whether to read it first, which takes longer than all else.
+        """
         kv, pool = req.kv, self.cache.req_to_token_pool
         if kv.mamba_cow_src_index is not None:
             # The copy of its hit's state, with which a request's first forward begins.
             pool.copy_mamba_state(kv.mamba_cow_src_index, kv.mamba_pool_idx.unsqueeze(0))
             kv.mamba_cow_src_index = None
         kv.mamba_needs_clear = False
-        if start:
+        if start and is_checked:
             assert self.has_state(req, start), f"{req.rid} does not go on from token {start}"
         self._write_state(kv.mamba_pool_idx, req, end)
 

@@ -141,6 +141,8 @@ class SmallScheduler(SavingDriver):
             return self._settle(None)
         self.run(batch)
         ended = [req for req in reqs if req is not self.chunked]
+        for req in ended:
+            assert req.extend_end == len(req.full_untruncated_fill_ids), f"{req.rid} is cut off"
         tokens = [None if req is self.chunked else self._sampled(req) for req in reqs]
         self._fresh = ended
         self._settle(Step(reqs, tokens))

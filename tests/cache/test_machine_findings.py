@@ -99,3 +99,17 @@ def test_forks_of_one_salt_are_not_those_of_another():
     scheduler.submit([*begin, *range(700, 770)], cache_salt="two", sampling={"max_new_tokens": 2})
     run(scheduler, 3)
     assert {c.kind.name for c in cache.view.checkpoints.values()} == {"BRANCH", "DECODE_END"}
+
+
+def test_one_request_at_most_is_left_unfinished_by_a_pass():
+    """A chunk that ends on the grid left tokens to the request behind it, cut in its turn.
+
+    SGLang goes on with the last request that a pass cut: the one before was taken for
+    prefilled, and answered from the beginning of its prompt.
+    """
+    scheduler = scheduler_of({"branch_checkpoint": "chunk"}, chunk=128, extra_buffer=True)
+    for first, tokens in ((1, 30), (1000, 200), (2000, 200)):
+        scheduler.submit(range(first, first + tokens), sampling={"max_new_tokens": 2})
+    assert [req.extend_end for req in scheduler.prefill()] == [30, 64]
+    run(scheduler, 6)
+    assert not scheduler.live
