@@ -19,7 +19,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "cache"))
 
-from harness import Driver, make_cache
+from driver import Driver
+from harness import make_cache
 
 from bench.tuning.streams import random_tokens
 from bench.tuning.synthetic import tenants

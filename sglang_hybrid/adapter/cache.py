@@ -274,6 +274,12 @@ class HybridMarconiCache(UnifiedRadixCache):
             skip_lock_components = (ComponentType.MAMBA,)
         return super().lock(node_id, skip_lock_components)
 
+    def free_kv_row(self, kv, ranges):
+        # Of a request that was retracted, the tree has KV of the output too. What
+        # --strip-thinking-cache gives back may begin there.
+        first = kv.cache_protected_len
+        super().free_kv_row(kv, [(max(start, first), end) for start, end in ranges if end > first])
+
     def _evict(self, params, available_size_targets=None, **kwargs):
         if available_size_targets is None and params.mamba_num > 0:
             # Every state evicted is a free slot: stop at the last one, without the

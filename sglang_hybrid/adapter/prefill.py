@@ -59,14 +59,18 @@ class HybridPrefillAdder(PrefillAdder):
             has_chunked_req=has_chunked_req,
             **kwargs,
         )
-        if isinstance(admission, AddReqResult) or not self._cuts:
+        if isinstance(admission, AddReqResult):
             return admission
+        has_unfinished = has_chunked_req or self.new_chunked_req is not None
+        if not self._cuts:
+            # A chunk that ends on the grid leaves tokens of the pass to those behind it.
+            return AddReqResult.OTHER if admission.is_chunked and has_unfinished else admission
         branch = self.tree_cache.plan_chunk(req)
         cut = (
             branch is not None
             and admission.prefix_len < branch < admission.prefix_len + admission.extend_len
         )
-        if (cut or admission.is_chunked) and (has_chunked_req or self.new_chunked_req is not None):
+        if (cut or admission.is_chunked) and has_unfinished:
             counters.branch_waits += 1
             return AddReqResult.OTHER
         if cut:

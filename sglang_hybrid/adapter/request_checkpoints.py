@@ -50,8 +50,12 @@ class RequestCheckpoints:
     def _prepare_finished(self, req, insert_params, token_ids_len):
         """A finished request hands over the state it holds: no slot is needed."""
         self.cache.on_finished(req, token_ids_len)
-        self._pending = self._take_saved(req)
+        self._pending = self._take_saved(req, token_ids_len)
         self._drop_unwritten_tail(req)
+        if token_ids_len < req.kv.cache_protected_len:
+            # --strip-thinking-cache keeps less than what a retracted request, whose
+            # output was prefilled, has put into the tree already.
+            return 0
         depth = self._hand_over(req, insert_params, token_ids_len)
         prompt_end = min(self.cache.prefill_target(req), token_ids_len)
         self._settle_tail(req, has_later=depth > prompt_end)
@@ -99,11 +103,16 @@ class RequestCheckpoints:
         pool.set_mamba_ping_pong_slot(req, index, running)
         kv.mamba_last_track_idx, kv.mamba_last_track_seqlen = index, depth
 
-    def _take_saved(self, req):
-        """The checkpoints that ``req``'s prefill has saved; what no forward wrote is dropped."""
+    def _take_saved(self, req, length):
+        """The checkpoints that ``req``'s prefill has saved in its first ``length`` tokens.
+
+        What no forward wrote is dropped.
+        """
         pending = []
         for saved in saved_of(req):
-            if saved.forward.inside_written:
+            if saved.depth > length:
+                self._free_mamba_value(saved.slot)
+            elif saved.forward.inside_written:
                 pending.append(Pending(saved.depth, saved.kind, req.hybrid_turn, saved.slot))
             else:
                 self.cache.counters.unwritten_checkpoints += 1
@@ -181,7 +190,7 @@ class RequestCheckpoints:
             kind, setting = Kind.PROMPT_END, config.prompt_end
         slot = self.admit(req, setting, depth) if depth else None
         # Only now: an eviction for that slot must find the saved ones with their request.
-        self._pending = self._take_saved(req)
+        self._pending = self._take_saved(req, token_ids_len)
         if slot is not None and not tracked and not self._copy_running_state(req, slot):
             slot = None
         if slot is None:

@@ -1,20 +1,21 @@
 """A real cache over real pools on the CPU, driven as the scheduler drives it.
 
 No server and no model: a "request" here allocates slots, "computes" its tokens,
-and calls the cache at the same points as SGLang's scheduler. What a state slot
-holds is the depth and a digest of the tokens it stands for, so that a state at
-the wrong place is seen.
+and calls the cache at the same points as SGLang's scheduler (`driver`). What a state slot
+holds is a digest of the tokens it stands for (`contents`), so that a state at the wrong
+place is seen.
 """
 
 from __future__ import annotations
 
-import itertools
+import math
 from array import array
 
 import torch
+from driver import Driver
 from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParams
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixKey
@@ -25,6 +26,8 @@ from sglang.srt.server_args import ServerArgs
 from sglang_hybrid.adapter.cache import HybridMarconiCache
 from sglang_hybrid.config import CacheConfig
 from sglang_hybrid.core.costs import ModelCosts
+
+__all__ = ["Driver", "make_cache", "make_pools", "match_length", "publish_server_args"]
 
 STATE_LAYERS, KV_LAYERS = [0, 2, 3], [1]
 # Every layer kind contributes; one state is worth some hundred tokens of KV.
@@ -39,7 +42,15 @@ def publish_server_args(page_size: int, **kwargs) -> ServerArgs:
     return args
 
 
-def make_pools(slots: int, tokens: int, rows: int, extra_buffer: bool, page_size: int):
+def make_pools(
+    slots: int,
+    tokens: int,
+    rows: int,
+    extra_buffer: bool,
+    page_size: int,
+    lazy: bool = False,
+    overlap: bool = True,
+):
     shape = Mamba2StateShape.create(
         tp_world_size=1,
         intermediate_size=16,
@@ -59,6 +70,8 @@ def make_pools(slots: int, tokens: int, rows: int, extra_buffer: bool, page_size
         cache_params=Mamba2CacheParams(shape=shape, layers=STATE_LAYERS),
         mamba_layer_ids=STATE_LAYERS,
         enable_mamba_extra_buffer=extra_buffer,
+        enable_mamba_extra_buffer_lazy=lazy,
+        enable_overlap_schedule=overlap,
     )
     kv_pool = HybridLinearKVPool(
         size=tokens,
@@ -97,20 +110,38 @@ def make_cache(
     rows: int = 8,
     extra_buffer: bool = False,
     page_size: int = 1,
+    lazy: bool = False,
+    overlap: bool = True,
     costs: ModelCosts = COSTS,
     cache_class=HybridMarconiCache,
     family=None,
     kv_events: bool = False,
     **server_args,
 ):
-    publish_server_args(page_size, **server_args)
-    req_pool, allocator = make_pools(slots, tokens, rows, extra_buffer, page_size)
+    """A cache over pools of its own.
+
+    Args:
+        extra_buffer, lazy: the strategy; ``no_buffer`` if neither.
+        overlap: whether the overlap schedule is on, which ``no_buffer`` never has.
+        server_args: further arguments of SGLang's server.
+    """
+    strategy = "extra_buffer_lazy" if lazy else "extra_buffer" if extra_buffer else "no_buffer"
+    publish_server_args(
+        page_size,
+        mamba_radix_cache_strategy=strategy,
+        disable_overlap_schedule=not (overlap and extra_buffer),
+        **{"mamba_track_interval": math.lcm(64, page_size), **server_args},
+    )
+    req_pool, allocator = make_pools(
+        slots, tokens, rows, extra_buffer, page_size, lazy, overlap and extra_buffer
+    )
     params = CacheInitParams(
         disable=False,
         req_to_token_pool=req_pool,
         token_to_kv_pool_allocator=allocator,
         page_size=page_size,
         enable_mamba_extra_buffer=extra_buffer,
+        enable_mamba_extra_buffer_lazy=lazy,
         tree_components=(ComponentType.FULL, ComponentType.MAMBA),
         enable_kv_cache_events=kv_events,
     )
@@ -118,139 +149,6 @@ def make_cache(
         return cache_class(params, CacheConfig.parse(config or {}), costs, family)
     params.tree_core_backend = "python"
     return cache_class(params)
-
-
-class Driver:
-    """Serves requests on a ``no_buffer`` cache, one after another or overlapping."""
-
-    def __init__(self, cache: HybridMarconiCache, chunk: int = 1 << 14):
-        self.cache = cache
-        self.chunk = chunk
-        self.custom_params = None  # of the sampling parameters of requests from now on
-        self.keys = {}  # of requests from now on: extra_key, cache_salt, lora_id
-        self._ids = itertools.count()
-
-    def admit(self, prompt, extra_key=None):
-        """Match and admit ``prompt``; returns the request."""
-        from sglang.srt.managers.schedule_batch import Req
-        from sglang.srt.sampling.sampling_params import SamplingParams
-
-        req = Req(
-            rid=f"r{next(self._ids)}",
-            origin_input_text="",
-            origin_input_ids=array("q", prompt),
-            sampling_params=SamplingParams(
-                max_new_tokens=1 << 10, custom_params=self.custom_params
-            ),
-            **{"extra_key": extra_key, **self.keys},
-        )
-        req.init_next_round_input(self.cache)
-        self._admit(req)
-        req.hit = req.prefix_len
-        return req
-
-    def start(self, prompt, extra_key=None):
-        """Match, admit and prefill ``prompt``; returns the running request."""
-        req = self.admit(prompt, extra_key)
-        while True:
-            end = min(req.prefix_len + self.chunk, len(req.full_untruncated_fill_ids))
-            branch = self.cache.plan_chunk(req)
-            if branch is not None and req.prefix_len < branch < end:
-                end = branch
-            self._extend(req, end)
-            self.cache.checkpoint(req, up_to=end)
-            req.prefix_len = end
-            self.cache.check_integrity()
-            if end == len(req.full_untruncated_fill_ids):
-                return req
-
-    def finish(self, req, output):
-        """Decode ``output`` (its last token has no KV yet) and release the request."""
-        from sglang.srt.managers.schedule_batch import FINISH_LENGTH
-        from sglang.srt.mem_cache.common import release_kv_cache
-
-        end = len(req.full_untruncated_fill_ids) + len(output) - 1
-        req.output_ids.extend(output)
-        req.refresh_fill_ids()
-        self._extend(req, end)
-        req.finished_reason = FINISH_LENGTH(length=len(output))
-        req.kv.kv_committed_len = end
-        release_kv_cache(req, self.cache, checkpoint=True)
-        self.cache.check_integrity()
-
-    def abort(self, req):
-        """Release a running request without a checkpoint, as after an abort or a retraction."""
-        from sglang.srt.managers.schedule_batch import FINISH_ABORT
-        from sglang.srt.mem_cache.common import release_kv_cache
-
-        req.finished_reason = FINISH_ABORT("aborted")
-        release_kv_cache(req, self.cache, checkpoint=False)
-        self.cache.check_integrity()
-
-    def has_room(self, tokens: int) -> bool:
-        """Whether the scheduler would admit a request of so many tokens."""
-        allocator = self.cache.token_to_kv_pool_allocator
-        kv = allocator.available_size() + self.cache.full_evictable_size()
-        # A hit of the request may be locked, which takes it out of both.
-        return kv >= 2 * tokens and self.cache.free_state_slots() >= 2
-
-    def serve(self, prompt, output=(7, 8, 9), extra_key=None) -> int:
-        """One whole request; returns the tokens it hit."""
-        req = self.start(prompt, extra_key)
-        self.finish(req, list(output))
-        return req.hit
-
-    # ---- what the scheduler and the forward do ----
-
-    def _admit(self, req):
-        cache = self.cache
-        from sglang.srt.mem_cache.allocation import alloc_req_slots
-
-        prefix = cache.prefix_device_indices(req) if req.prefix_len else None
-        req.lock = cache.lock(req.last_node)
-        cache.plan_chunk(req)
-        cache.on_admitted(req)
-        alloc_req_slots(cache.req_to_token_pool, [req], cache)
-        req.kv.cache_protected_len = req.prefix_len
-        if prefix is not None:
-            cache.req_to_token_pool.write((req.kv.req_pool_idx, slice(0, req.prefix_len)), prefix)
-        if req.kv.mamba_cow_src_index is not None:
-            pool = cache.req_to_token_pool.mamba_pool
-            pool.copy_from(req.kv.mamba_cow_src_index, req.kv.mamba_pool_idx.unsqueeze(0))
-            assert self.state_of(req) == signature(req.full_untruncated_fill_ids[: req.prefix_len])
-            req.kv.mamba_cow_src_index = None
-
-    def _extend(self, req, end):
-        cache, start = self.cache, max(req.kv.kv_allocated_len, req.prefix_len)
-        allocator = cache.token_to_kv_pool_allocator
-        if end > start:
-            short = end - start - allocator.available_size()
-            if short > 0:
-                cache.evict_for_alloc(EvictParams(num_tokens=short))
-            slots = allocator.alloc(end - start)
-            assert slots is not None, "out of KV"
-            cache.req_to_token_pool.write((req.kv.req_pool_idx, slice(start, end)), slots)
-        req.kv.kv_allocated_len = req.kv.kv_committed_len = end
-        req.extend_end = end
-        self._write_state(req, signature(req.full_untruncated_fill_ids[:end]))
-
-    def _write_state(self, req, value):
-        temporal = self.cache.req_to_token_pool.mamba_pool.mamba_cache.temporal
-        temporal[:, req.kv.mamba_pool_idx].copy_(
-            torch.tensor(value, dtype=temporal.dtype).expand_as(temporal[:, req.kv.mamba_pool_idx])
-        )
-
-    def state_of(self, req):
-        temporal = self.cache.req_to_token_pool.mamba_pool.mamba_cache.temporal
-        return float(temporal[0, req.kv.mamba_pool_idx].flatten()[0])
-
-
-def signature(tokens) -> float:
-    """A number, exact in bfloat16, that stands for a token sequence."""
-    digest = 0
-    for token in tokens:
-        digest = (digest * 31 + token + 1) % 251
-    return float(digest)
 
 
 def match_length(cache, tokens, extra_key=None) -> int:

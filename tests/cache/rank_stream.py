@@ -38,7 +38,8 @@ def stream(seed: int):
 
 def run(seed: int, lead: int) -> list[int]:
     """Victims of the whole stream, as node ids, states and leaves alike."""
-    from harness import Driver, make_cache
+    from driver import Driver
+    from harness import make_cache
 
     from sglang_hybrid.adapter.decisions import Decision
     from sglang_hybrid.adapter.tuning import Tuning

@@ -7,9 +7,11 @@ hold the state behind it, the state at the end of a row by copying the running o
 from types import SimpleNamespace
 
 import torch
-from harness import Driver, make_cache, signature
+from driver import Driver
+from harness import make_cache
 from sglang.srt.layers.attention import hybrid_linear_attn_backend
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.managers.schedule_batch import ScheduleBatch, set_mamba_track_indices_from_reqs
+from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang_hybrid.kernels.state_tracking import track_mamba_states_all_layers
 
 from sglang_hybrid.adapter.saving import Family, saved_of
@@ -22,14 +24,18 @@ def saving_cache(config=None, **options):
     return make_cache(config, **{"family": FAMILY, **options})
 
 
-def batch_of(reqs):
-    """What `Saver.prepare` reads of SGLang's batch."""
+def batch_of(reqs, cache=None):
+    """What the cache and SGLang's tracking of states read of a batch."""
     rows = torch.tensor([req.kv.req_pool_idx for req in reqs])
-    return SimpleNamespace(reqs=reqs, req_pool_indices=rows)
+    batch = SimpleNamespace(reqs=reqs, req_pool_indices=rows)
+    if cache is not None:
+        batch.tree_cache, batch.req_to_token_pool = cache, cache.req_to_token_pool
+        batch.model_config = SimpleNamespace(hf_text_config=SimpleNamespace())
+    return batch
 
 
 class SavingDriver(Driver):
-    """Serves requests whose prefill goes through `Saver.prepare`.
+    """Serves requests whose prefill goes through `Saver.prepare`, or SGLang's own tracking.
 
     Attributes:
         writes: whether forwards write the states inside their rows; one that is
@@ -44,50 +50,19 @@ class SavingDriver(Driver):
         # The unit under test calls it as SGLang's decode does; here in torch.
         hybrid_linear_attn_backend.track_mamba_states_all_layers = track_mamba_states_all_layers
 
-    def forward(self, req, end):
-        """Prepare and run the forward that computes ``req`` up to ``end``."""
-        cache, start = self.cache, req.prefix_len
-        self._reserve(req, start, end)
-        req.extend_end = end
-        if cache.enable_mamba_extra_buffer:
-            cache.saver.track_tail(req)
-        batch = batch_of([req])
-        cache.saver.prepare(batch)
-        cache.check_integrity()
-        self._write_state(req, signature(req.full_untruncated_fill_ids[:end]))
-        self.passes += 1
-        saves = getattr(batch, "hybrid_saves", None)
-        if saves is None:
-            return
-        if self.writes and saves.has_inside:
-            self._write_inside(req, saves)
-        saves.copy_ends()
-
-    def _write_inside(self, req, saves):
-        saves.begin()
-        tokens, states = req.full_untruncated_fill_ids, []
-        for slot, end in zip(saves._slots, saves.ends.tolist(), strict=True):
-            depth = req.prefix_len + end
-            temporal = self.cache.req_to_token_pool.mamba_pool.mamba_cache.temporal
-            temporal[:, int(slot)] = signature(tokens[:depth])
-            states.append(depth)
-        assert [saved.depth for saved in saved_of(req)] == states[: len(saved_of(req))]
-        saves._layers_written = len(self.cache.req_to_token_pool.mamba_map)
+    # ---- whole requests ----
 
     def start(self, prompt, extra_key=None, stop_after=None):
         """As `Driver.start`; ``stop_after`` forwards it leaves the last without a checkpoint."""
         req = self.admit(prompt, extra_key)
         while True:
             end = min(req.prefix_len + self.chunk, len(req.full_untruncated_fill_ids))
-            page = self.cache.page_size
             if end < len(req.full_untruncated_fill_ids):
-                end -= end % page
+                end -= end % self.cache.page_size
             self.forward(req, end)
             if stop_after is not None and self.passes >= stop_after:
                 return req
-            self.cache.checkpoint(req, up_to=end)
-            req.prefix_len = end
-            self.cache.check_integrity()
+            self.checkpoint(req)
             if end == len(req.full_untruncated_fill_ids):
                 return req
 
@@ -99,64 +74,145 @@ class SavingDriver(Driver):
             kept: tokens that enter the tree, if not all that were computed.
         """
         from sglang.srt.managers.schedule_batch import FINISH_LENGTH
-        from sglang.srt.mem_cache.common import release_kv_cache
 
-        end = len(req.full_untruncated_fill_ids) + len(output) - 1 + in_flight
+        start = len(req.full_untruncated_fill_ids)
+        end = start + len(output) - 1 + in_flight
         req.output_ids.extend(output)
         req.refresh_fill_ids()
-        if end > req.kv.kv_allocated_len:
-            self._reserve(req, req.kv.kv_allocated_len, end)
         if stops:
             req.sampling_params.stop_token_ids = {output[-1]}
             del req.hybrid_stop_ids
             self.cache.saver.stops.note(batch_of([req]))
-        self._decode(req, end, output[-1] if in_flight else None)
+        for _ in range(start, end):
+            self._land(req, self.decode([req]))
         if kept is not None:
             req.finished_len = kept - len(req.origin_input_ids)
         req.finished_reason = FINISH_LENGTH(length=len(output))
-        release_kv_cache(req, self.cache, checkpoint=True)
-        self.cache.check_integrity()
+        self.release(req)
 
-    def _decode(self, req, end, in_flight=None):
-        """Run decode up to ``end``, saving on pages as SGLang's decode does on its grid.
+    @staticmethod
+    def _land(req, batch):
+        """The bookkeeping of SGLang's result of a decode step that saved ``req``'s state."""
+        if batch is not None and batch.mamba_track_mask_cpu[0]:
+            kv, pool = req.kv, batch.req_to_token_pool
+            kv.mamba_last_track_idx = batch.mamba_track_buffer_indices[0]
+            kv.mamba_prev_track_seqlen = kv.mamba_last_track_seqlen
+            kv.mamba_last_track_seqlen = kv.kv_committed_len
+            kv.mamba_next_track_idx = pool.get_mamba_ping_pong_other_idx(kv.mamba_last_track_idx)
 
-        Args:
-            in_flight: the token that the last step computes, if it runs beyond the end.
+    # ---- a prefill forward ----
+
+    def forward(self, req, end):
+        """Prepare and run the forward that computes ``req`` up to ``end``."""
+        req.extend_end = end
+        self.run(self.prepare([req]))
+
+    def prepare(self, reqs):
+        """Prepare the forward that computes each of ``reqs`` up to its `extend_end`."""
+        cache, batch = self.cache, batch_of(reqs, self.cache)
+        for req in reqs:
+            self._reserve(req, req.prefix_len, req.extend_end)
+            req.is_retracted = False
+            if not cache.enable_mamba_extra_buffer:
+                continue
+            if cache.saver is None:
+                ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend(batch, req)
+            else:
+                cache.saver.track_tail(req)
+        ScheduleBatch._collect_deferred_mamba_cow_and_clear(batch, reqs)
+        if cache.saver is not None:
+            cache.saver.prepare(batch)
+        cache.check_integrity()
+        return batch
+
+    def run(self, batch):
+        """Run a forward that was prepared."""
+        pool = self.cache.req_to_token_pool
+        if batch.mamba_cow_src_indices is not None:
+            pool.copy_mamba_state(batch.mamba_cow_src_indices, batch.mamba_cow_dst_indices)
+        for req in batch.reqs:
+            self._compute(req, req.prefix_len, req.extend_end)
+            if self.cache.saver is None:
+                self._track_on_grid(req)
+        self.passes += 1
+        saves = getattr(batch, "hybrid_saves", None)
+        if saves is None:
+            return
+        if self.writes and saves.has_inside:
+            self._write_inside(batch.reqs, saves)
+        saves.copy_ends()
+
+    def _track_on_grid(self, req):
+        """SGLang's own tracking: the state that its bookkeeping says this forward keeps."""
+        kv = req.kv
+        depth = kv.mamba_last_track_seqlen
+        if depth is not None and req.prefix_len < depth <= req.extend_end:
+            self._write_state(kv.mamba_ping_pong_track_buffer[kv.mamba_last_track_idx], req, depth)
+
+    def _write_inside(self, reqs, saves):
+        saves.begin()
+        starts, ends, first = [], saves.ends.tolist(), 0
+        for req in reqs:
+            starts.append(first)
+            first += req.extend_len
+        written = {id(req): [] for req in reqs}
+        for slot, row, end in zip(saves._slots, saves.rows.tolist(), ends, strict=True):
+            req = reqs[row]
+            depth = req.prefix_len + end - starts[row]
+            self._write_state(slot, req, depth)
+            written[id(req)].append(depth)
+        for req in reqs:
+            saved = [each.depth for each in saved_of(req) if each.forward is saves]
+            assert saved == written[id(req)][: len(saved)]
+        saves._layers_written = len(self.cache.req_to_token_pool.mamba_map)
+
+    # ---- a decode step ----
+
+    @property
+    def decode_grid(self):
+        """Tokens between two states that decode saves."""
+        return self.cache.components[ComponentType.MAMBA].mamba_track_grid
+
+    def decode(self, reqs):
+        """Prepare and run a decode step: each of ``reqs`` computes its next token.
+
+        Returns:
+            the batch, as SGLang's `ScheduleBatch.prepare_for_decode` leaves it, or None
+            where decode saves nothing.
         """
-        kv, pool = req.kv, self.cache.req_to_token_pool
-        tokens, page = req.full_untruncated_fill_ids, self.cache.page_size
-        for depth in range(len(req.origin_input_ids) + 1, end + 1):
-            if depth == end and in_flight is not None and self.cache.saver.stops is not None:
-                rows = torch.tensor([req.kv.req_pool_idx])
-                forward_batch = SimpleNamespace(
-                    req_pool_indices=rows, input_ids=torch.tensor([in_flight])
-                )
-                self.cache.saver.stops.before(forward_batch, 1)
-            self._write_state(req, signature(tokens[:depth]))
-            if self.cache.enable_mamba_extra_buffer and page > 1 and depth % page == 0:
-                index = kv.mamba_next_track_idx
-                temporal = pool.mamba_pool.mamba_cache.temporal
-                slot = kv.mamba_ping_pong_track_buffer[index]
-                temporal[:, slot] = temporal[:, kv.mamba_pool_idx]
-                kv.mamba_prev_track_seqlen = kv.mamba_last_track_seqlen
-                kv.mamba_last_track_idx, kv.mamba_last_track_seqlen = index, depth
-                kv.mamba_next_track_idx = pool.get_mamba_ping_pong_other_idx(index)
-        kv.kv_committed_len = end
+        cache, batch = self.cache, None
+        for req in reqs:
+            end = req.kv.kv_committed_len + 1
+            self._reserve(req, end - 1, end)
+            req.decode_batch_idx += 1
+        if cache.enable_mamba_extra_buffer:
+            batch = batch_of(reqs, cache)
+            batch.seq_lens_cpu = torch.tensor([req.kv.kv_committed_len for req in reqs])
+            if cache.req_to_token_pool.enable_mamba_extra_buffer_lazy:
+                ScheduleBatch.mamba_lazy_prealloc_at_boundary(batch, self.decode_grid)
+            set_mamba_track_indices_from_reqs(batch)
+            rest = batch.seq_lens_cpu % self.decode_grid
+            batch.mamba_track_mask_cpu = (rest == 0).tolist()
+            batch.mamba_track_mask_next_cpu = (rest == self.decode_grid - 1).tolist()
+            batch.mamba_decode_batch_idx_cpu = [req.decode_batch_idx for req in reqs]
+        self._run_decode(reqs, batch)
+        return batch
 
-    def _reserve(self, req, start, end):
-        """KV for tokens ``start`` to ``end``, whole pages at a time."""
-        cache, page = self.cache, self.cache.page_size
-        table, allocator = cache.req_to_token_pool.req_to_token, cache.token_to_kv_pool_allocator
-        row, first = req.kv.req_pool_idx, -(-start // page) * page
-        if start < first:
-            ahead = torch.arange(1, min(first, end) - start + 1)
-            table[row, start : min(first, end)] = table[row, start - 1] + ahead.to(table.dtype)
-        pages = -(-end // page) * page - first
-        if pages > 0:
-            short = pages - allocator.available_size()
-            if short > 0:
-                cache.evict_for_alloc(EvictParams(num_tokens=short))
-            slots = allocator.alloc(pages)
-            assert slots is not None, "out of KV"
-            table[row, first:end] = slots[: end - first].to(table.dtype)
-        req.kv.kv_allocated_len = req.kv.kv_committed_len = end
+    def _run_decode(self, reqs, batch):
+        cache, pool = self.cache, self.cache.req_to_token_pool
+        if cache.saver is not None and cache.saver.stops is not None:
+            tokens = [self.tokens_of(req)[req.kv.kv_committed_len - 1] for req in reqs]
+            forward_batch = SimpleNamespace(
+                req_pool_indices=batch.req_pool_indices, input_ids=torch.tensor(tokens)
+            )
+            cache.saver.stops.before(forward_batch, len(reqs))
+        for req in reqs:
+            end = req.kv.kv_committed_len
+            self._compute(req, end - 1, end, is_checked=False)
+        if batch is None:
+            return
+        for req, is_saved, slot in zip(
+            reqs, batch.mamba_track_mask_cpu, batch.mamba_track_indices.tolist(), strict=True
+        ):
+            if is_saved:
+                pool.mamba_pool.copy_from(req.kv.mamba_pool_idx.view(1), torch.tensor([slot]))

@@ -1,7 +1,8 @@
 """Where checkpoints are taken, on a real cache (no_buffer)."""
 
 import pytest
-from harness import Driver, make_cache, match_length
+from driver import Driver
+from harness import make_cache, match_length
 
 
 def prompt(shared: int, unique: int, salt: int) -> list[int]:

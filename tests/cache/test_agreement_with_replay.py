@@ -8,7 +8,8 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from harness import COSTS, Driver, make_cache
+from driver import Driver
+from harness import COSTS, make_cache
 
 from sglang_hybrid.sim.admission import Admission
 from sglang_hybrid.sim.budget import Budget

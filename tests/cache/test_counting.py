@@ -3,7 +3,8 @@
 import random
 
 import pytest
-from harness import COSTS, Driver, make_cache
+from driver import Driver
+from harness import COSTS, make_cache
 from test_admission import prompt
 
 from sglang_hybrid.core.checkpoints import Kind

@@ -1,6 +1,7 @@
 """Which checkpoint goes first, on a real cache over real pools."""
 
-from harness import COSTS, Driver, make_cache, match_length
+from driver import Driver
+from harness import COSTS, make_cache, match_length
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sglang_hybrid.core.checkpoints import Kind

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from harness import Driver, make_cache, match_length
+from driver import Driver
+from harness import make_cache, match_length
 from saving_driver import SavingDriver, batch_of, saving_cache
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.unified_cache.components import ComponentType

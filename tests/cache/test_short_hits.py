@@ -1,7 +1,8 @@
 """Why a request hit less of its prompt than it could have."""
 
 import pytest
-from harness import Driver, make_cache
+from driver import Driver
+from harness import make_cache
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from test_admission import prompt
 

@@ -3,7 +3,9 @@
 import random
 
 import pytest
-from harness import Driver, make_cache, signature
+from contents import namespace_of, signature, states_that_differ
+from driver import Driver
+from harness import make_cache
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
@@ -22,15 +24,17 @@ CONFIGS = [
 
 def check_states(cache):
     """Each checkpoint's slot holds the state of exactly its node's tokens."""
-    temporal = cache.req_to_token_pool.mamba_pool.mamba_cache.temporal
+    slots, expected = [], []
     waiting = [(child, []) for child in cache.tree_core.root_node.children.values()]
     while waiting:
         node, above = waiting.pop()
         tokens = [*above, *node.key.token_ids[: len(node.key)]]
         slot = node.component_data[ComponentType.MAMBA].value
         if slot is not None:
-            assert float(temporal[0, slot[0]].flatten()[0]) == signature(tokens)
+            slots.append(int(slot[0]))
+            expected.append(signature(tokens, namespace_of(node.key)))
         waiting += [(child, tokens) for child in node.children.values()]
+    assert not states_that_differ(cache.req_to_token_pool, slots, expected)
 
 
 def random_prompt(rng, history):

@@ -3,7 +3,8 @@
 import random
 
 import pytest
-from harness import Driver, make_cache
+from driver import Driver
+from harness import make_cache
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from test_stress import check_states, end_one, random_prompt
 

@@ -3,7 +3,8 @@
 import math
 
 import pytest
-from harness import Driver, make_cache
+from driver import Driver
+from harness import make_cache
 
 from sglang_hybrid.adapter.tuning import Tuning
 from sglang_hybrid.shadow.arms import arms_for, bootstrap_arms

@@ -1,7 +1,8 @@
 """Checkpoints that the tree alone does not tell: ghost forks and the end of the system message."""
 
 import pytest
-from harness import Driver, make_cache
+from driver import Driver
+from harness import make_cache
 
 from sglang_hybrid.adapter.system_end import SystemEnd
 from sglang_hybrid.core.checkpoints import Kind

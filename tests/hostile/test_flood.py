@@ -3,7 +3,8 @@
 import gc
 
 import pytest
-from harness import Driver, make_cache
+from driver import Driver
+from harness import make_cache
 
 from sglang_hybrid.adapter.integrity import _nodes
 from sglang_hybrid.adapter.recorder import MAX_PAGES, Recorder

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from harness import Driver, make_cache
+from driver import Driver
+from harness import make_cache
 from saving_driver import SavingDriver, saving_cache
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
