@@ -86,7 +86,11 @@ class TreeView(VictimOrder):
             is_first_victim=self._starts_as_first_victim(kind),
             turn=turn,
         )
-        self.live[kind] += 1
+        self.restore(node, checkpoint)
+
+    def restore(self, node: UnifiedTreeNode, checkpoint: Checkpoint) -> None:
+        """``node`` holds the state of ``checkpoint``, which it may have held before."""
+        self.live[checkpoint.kind] += 1
         self._touch_all(self.tree.add(node, checkpoint))
         self._drawn_from.append(node.id)
         self.touch(node)

@@ -103,7 +103,6 @@ def _architecture(view: Any) -> str:
 
 RULES: tuple[Rule, ...] = (
     _switch("disable_radix_cache"),
-    _switch("enable_hierarchical_cache"),
     _switch("enable_lmcache"),
     _switch("enable_flexkv"),
     _switch("enable_unified_cache_external_linker"),
@@ -119,6 +118,8 @@ RULES: tuple[Rule, ...] = (
     _switch("use_ray"),  # Ray's scheduler processes load no plugins
     _only("dcp_size", 1),
     _only("pp_size", 1),
+    # A state fetched from storage has neither kind nor hits, and nothing tests it.
+    _only("hicache_storage_backend", None, "the host tier alone"),
     _only("mamba_max_states_per_path", -1),
     _only("disaggregation_mode", "null"),
     _only("speculative_algorithm", None, "without speculative decoding"),

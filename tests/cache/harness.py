@@ -102,7 +102,8 @@ def make_cache(
     family=None,
     **server_args,
 ):
-    publish_server_args(page_size, **server_args)
+    """A cache over its own pools; with a host tier if ``server_args`` ask for one."""
+    args = publish_server_args(page_size, **server_args)
     req_pool, allocator = make_pools(slots, tokens, rows, extra_buffer, page_size)
     params = CacheInitParams(
         disable=False,
@@ -113,9 +114,13 @@ def make_cache(
         tree_components=(ComponentType.FULL, ComponentType.MAMBA),
     )
     if cache_class is HybridMarconiCache:
-        return cache_class(params, CacheConfig.parse(config or {}), costs, family)
-    params.tree_core_backend = "python"
-    return cache_class(params)
+        cache = cache_class(params, CacheConfig.parse(config or {}), costs, family)
+    else:
+        params.tree_core_backend = "python"
+        cache = cache_class(params)
+    if args.enable_hierarchical_cache:
+        cache.init_hicache(args, params)
+    return cache
 
 
 class Driver:
@@ -127,12 +132,12 @@ class Driver:
         self.custom_params = None  # of the sampling parameters of requests from now on
         self._ids = itertools.count()
 
-    def admit(self, prompt, extra_key=None):
-        """Match and admit ``prompt``; returns the request."""
+    def request(self, prompt, extra_key=None):
+        """A new request, not yet matched."""
         from sglang.srt.managers.schedule_batch import Req
         from sglang.srt.sampling.sampling_params import SamplingParams
 
-        req = Req(
+        return Req(
             rid=f"r{next(self._ids)}",
             origin_input_text="",
             origin_input_ids=array("q", prompt),
@@ -141,6 +146,10 @@ class Driver:
             ),
             extra_key=extra_key,
         )
+
+    def admit(self, prompt, extra_key=None):
+        """Match and admit ``prompt``; returns the request."""
+        req = self.request(prompt, extra_key)
         req.init_next_round_input(self.cache)
         self._admit(req)
         req.hit = req.prefix_len
