@@ -9,7 +9,7 @@ from comparison import Answer, Comparison, answer_of
 from cpu_server import launch
 from workload import counters, sharing, tokens
 
-CONFIG = {"policy": "utility", "min_gain_tokens": 1, "strict": True}
+CONFIG = {"policy": "lru", "min_gain_tokens": 1, "strict": True}
 FLAGS = [
     *("--cache", "hybrid-marconi", "--cache-config", json.dumps(CONFIG), "--enable-metrics"),
     *("--mamba-radix-cache-strategy", "extra_buffer", "--max-mamba-cache-size", "20"),
@@ -36,7 +36,7 @@ def status(server):
 def flood(server, seed):
     """Prompts that nobody sends again, more of them than the device's pools hold."""
     before = counters(server)["demoted_states"]
-    for i in range(6):
+    for i in range(7):
         server.generate(tokens(350, seed + i), 4)
     assert counters(server)["demoted_states"] > before
 
@@ -77,7 +77,8 @@ def test_a_conversation_goes_on_from_the_host(server):
 def test_requests_side_by_side_answer_as_on_an_empty_cache(server):
     server.flush()
     compared = Comparison(server)
-    prompts = [sharing(shared, i, own=40) for i in range(8) for shared in (130, 250, 333)]
+    # Eight prefixes in turn, of which the device holds five or six.
+    prompts = [sharing(230 + group, i, own=30) for i in range(4) for group in range(8)]
 
     def one(prompt) -> Answer:
         options = {"return_logprob": True, "top_logprobs_num": 2}
@@ -89,7 +90,7 @@ def test_requests_side_by_side_answer_as_on_an_empty_cache(server):
             compared.add(prompt, 6, answer)
     after = counters(server)
     assert after["reloaded_states"] > before["reloaded_states"]
-    assert any(answer.hit >= 250 for answer in compared.answers)
+    assert sum(answer.hit >= 230 for answer in compared.answers) >= 8
     compared.check()
 
 
