@@ -15,10 +15,12 @@ from sglang_hybrid.adapter.counters import Counters
 from sglang_hybrid.adapter.explain import Explainer
 from sglang_hybrid.adapter.full import HybridFullComponent
 from sglang_hybrid.adapter.guards import Guards
+from sglang_hybrid.adapter.host_tier import HostTier, hit_of
 from sglang_hybrid.adapter.integrity import check_integrity
 from sglang_hybrid.adapter.mamba import HybridMambaComponent
 from sglang_hybrid.adapter.metric_table import Snapshot
 from sglang_hybrid.adapter.saving import Family, Saver
+from sglang_hybrid.adapter.tiered import TieredCache
 from sglang_hybrid.adapter.timing import SchedulerTimes
 from sglang_hybrid.adapter.tree_view import TreeView
 from sglang_hybrid.adapter.wanted import WantedCheckpoints, known_pages
@@ -44,7 +46,7 @@ COMPONENTS = {
 }
 
 
-class HybridMarconiCache(UnifiedRadixCache):
+class HybridMarconiCache(TieredCache, UnifiedRadixCache):
     """`UnifiedRadixCache` with Marconi's admission and scored eviction.
 
     Args:
@@ -72,6 +74,7 @@ class HybridMarconiCache(UnifiedRadixCache):
             cuts = family is None or config.branch_checkpoint == "split"
             self.saver = Saver(self, params, family, cuts=cuts)
         self.counters = Counters()
+        self.host = HostTier(self)
         self.explainer = Explainer(self, self.guards.history)
         self.times: SchedulerTimes | None = None  # measured where metrics are on
         self.wanted = WantedCheckpoints(config, self.guards.history)
@@ -110,6 +113,7 @@ class HybridMarconiCache(UnifiedRadixCache):
         super().reset()
         self.view.tree_core = self.tree_core
         self.view.clear()
+        self.host.clear()
         self.wanted.clear()
         self.explainer.places.clear()
         if self.recorder is not None:
@@ -192,7 +196,7 @@ class HybridMarconiCache(UnifiedRadixCache):
         self._holders[id(req)] = req
         has_branch = result.mamba_branching_seqlen is not None
         branch = (result.full_kv_hit_length, branch_kind) if has_branch else None
-        hit, kv_hit = result.device_prefix_len, result.full_kv_hit_length
+        hit, kv_hit = hit_of(result), result.full_kv_hit_length
         reachable = self.components[ComponentType.MAMBA].reachable_depth(hit, kv_hit)
         self.explainer.matched(req, result, reachable)
         self.wanted.plan(req, key, hit, branch)
@@ -293,12 +297,15 @@ class HybridMarconiCache(UnifiedRadixCache):
     def _evict_device_leaf(self, node_id, tracker):
         # What no checkpoint follows any longer goes with its leaf: it cannot be hit, and
         # how a path was cut into nodes must not matter.
+        host = self.host
+        host.save(self.tree_core.node_by_id(node_id))
         leaves, above = self.tree_core.evictable_device_leaves, self._parent_of(node_id)
         backup = super()._evict_device_leaf(node_id, tracker)
         while (
             backup is None
             and above in leaves
             and above.component_data[ComponentType.MAMBA].value is None
+            and host.goes_at_once(above)
         ):
             node_id, above = above.id, above.parent
             backup = super()._evict_device_leaf(node_id, tracker)
@@ -326,6 +333,7 @@ class HybridMarconiCache(UnifiedRadixCache):
         return Snapshot(
             counters=self.counters.as_dict(),
             live={kind.name.lower(): count for kind, count in self.view.live.items()},
+            host=len(self.host.checkpoints),
             state_bytes=self.view.costs.state_bytes,
             short_hits=self.counters.short.as_dict(),
             record=(0, 0) if self.recorder is None else self.recorder.size,

@@ -49,6 +49,11 @@ class Counters:
     evicted_state_interiors: int = 0  # and those with checkpoints below them
     evicted_unused: int = 0  # states that were never hit
     evicted_leaves: int = 0  # for their KV
+    copied_states: int = 0  # to the host
+    demoted_states: int = 0  # evicted, while the host has a copy
+    reloaded_states: int = 0  # from the host, because a request starts from them
+    missed_reloads: int = 0  # hits on the host given up for want of room on the device
+    host_evicted_states: int = 0  # by the host, which had the only copy
     short: ShortHits = field(default_factory=ShortHits)
 
     def as_dict(self) -> dict[str, int | float]:

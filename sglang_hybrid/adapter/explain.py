@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sglang_hybrid.adapter.guards import Guard, guarded, nothing
+from sglang_hybrid.adapter.host_tier import hit_of
 from sglang_hybrid.adapter.short_hits import Reason, ShortHit
 from sglang_hybrid.core.pages import PAGE_TOKENS, Hashes
 
@@ -118,7 +119,7 @@ class Explainer:
             reachable: depth of the deepest state that a prefill from the hit could keep
                 on the KV that was found, in tokens.
         """
-        hit, kv = result.device_prefix_len, result.full_kv_hit_length
+        hit, kv = hit_of(result), result.full_kv_hit_length
         reason = Reason.NO_KV
         if kv > hit:
             tree = self._cache.tree_core
@@ -139,6 +140,12 @@ class Explainer:
         """The hit that was found is not used: there is no slot for the copy of its state."""
         kv, _ = req.hybrid_match
         req.hybrid_match = (kv, Reason.NO_SLOT)
+
+    @guarded(nothing)
+    def not_reloaded(self, req: Req) -> None:
+        """The hit was on the host and stays there: there is no room for it on the device."""
+        kv, _ = req.hybrid_match
+        req.hybrid_match = (kv, Reason.NOT_RELOADED)
 
     @guarded(_hit_only)
     def admitted(self, req: Req, pages: Hashes | None) -> ShortHit:

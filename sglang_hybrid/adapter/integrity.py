@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from sglang.srt.mem_cache.hicache_storage import PoolName
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
 from sglang_hybrid.adapter.saving import saved_of
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from sglang_hybrid.adapter.cache import HybridMarconiCache
 
-MAMBA = ComponentType.MAMBA
+FULL, MAMBA = ComponentType.FULL, ComponentType.MAMBA
 
 
 def check_integrity(cache: HybridMarconiCache, requests: list[Req]) -> None:
@@ -36,8 +37,11 @@ def check_integrity(cache: HybridMarconiCache, requests: list[Req]) -> None:
         if not req.finished():
             _claim(owners, _slots_of(req), f"request {req.rid}")
     _check_slots(cache, owners)
+    depths = _depths(cache.tree_core.root_node, nodes)
     if cache.guards.order.is_on:
-        _check_checkpoints(cache, nodes)
+        _check_checkpoints(cache, nodes, depths)
+    if cache.host.is_on and cache.guards.order.is_on:
+        _check_host(cache, nodes, depths)
 
 
 def _nodes(root) -> list:
@@ -78,7 +82,48 @@ def _check_slots(cache: HybridMarconiCache, owners: dict[int, str]) -> None:
         assert lost == 0, f"{lost} slots are neither free nor owned"
 
 
-def _check_checkpoints(cache: HybridMarconiCache, nodes: list) -> None:
+def _depths(root, nodes: list) -> dict[int, int]:
+    """Tokens from the root to the end of each node."""
+    depths = {root.id: 0}
+    for node in nodes:
+        path = []
+        while node.id not in depths:
+            path.append(node)
+            node = node.parent
+        for below in reversed(path):
+            depths[below.id] = depths[below.parent.id] + len(below.key)
+    return depths
+
+
+def _check_host(cache: HybridMarconiCache, nodes: list, depths: dict[int, int]) -> None:
+    kept = cache.host.checkpoints
+    for component, pool in ((FULL, PoolName.KV), (MAMBA, PoolName.MAMBA)):
+        held: list[int] = []
+        for node in nodes:
+            value = node.component_data[component].host_value
+            held += [] if value is None else value.tolist()
+        assert len(held) == len(set(held)), f"two nodes have the same {pool} on the host"
+        host = cache.host_pool_group.get_pool(pool)
+        used = host.size - host.available_size()
+        assert used == len(held), f"{used} of {pool} on the host are taken, nodes have {len(held)}"
+    on_host = {
+        node.id
+        for node in nodes
+        if node.component_data[MAMBA].value is None
+        and node.component_data[MAMBA].host_value is not None
+    }
+    assert kept.keys() == on_host, (
+        f"checkpoints kept without a state on the host {kept.keys() - on_host}, "
+        f"states on the host without a checkpoint {on_host - kept.keys()}"
+    )
+    for node_id, checkpoint in kept.items():
+        assert checkpoint.depth == depths[node_id], (
+            f"node {node_id} ends at token {depths[node_id]}, "
+            f"its state on the host was taken at {checkpoint.depth}"
+        )
+
+
+def _check_checkpoints(cache: HybridMarconiCache, nodes: list, depths: dict[int, int]) -> None:
     view = cache.view
     view.settle()
     with_state = {n.id for n in nodes if n.component_data[MAMBA].value is not None}
@@ -90,14 +135,6 @@ def _check_checkpoints(cache: HybridMarconiCache, nodes: list) -> None:
     assert {kind: n for kind, n in view.live.items() if n} == kinds, (
         f"live checkpoints by kind are {kinds}, counted were {view.live}"
     )
-    depths = {cache.tree_core.root_node.id: 0}
-    for node in sorted(nodes, key=lambda n: n.id):
-        path = []
-        while node.id not in depths:
-            path.append(node)
-            node = node.parent
-        for below in reversed(path):
-            depths[below.id] = depths[below.parent.id] + len(below.key)
     for node_id, checkpoint in view.checkpoints.items():
         assert checkpoint.depth == depths[node_id], (
             f"node {node_id} ends at token {depths[node_id]}, "

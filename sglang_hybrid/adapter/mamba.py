@@ -6,14 +6,16 @@ from sglang.srt.mem_cache.unified_cache.components import EvictLayer, MambaCompo
 from sglang.srt.runtime_context import mamba_track_grid
 from sglang.srt.utils.rank_consensus_checker import assert_same
 
+from sglang_hybrid.adapter.host_tier import hit_of
 from sglang_hybrid.adapter.request_checkpoints import Pending, RequestCheckpoints
 from sglang_hybrid.adapter.saving import decode_grid
+from sglang_hybrid.adapter.tiered import TieredMamba
 from sglang_hybrid.adapter.view_driven import ViewDriven
 from sglang_hybrid.core.checkpoints import Kind
 from sglang_hybrid.core.track_plan import on_page
 
 
-class HybridMambaComponent(RequestCheckpoints, ViewDriven, MambaComponent):
+class HybridMambaComponent(RequestCheckpoints, TieredMamba, ViewDriven, MambaComponent):
     """SGLang's MAMBA component with Marconi's admission and our victim order.
 
     A state is attached at the depth at which it was taken, which may lie inside
@@ -34,7 +36,8 @@ class HybridMambaComponent(RequestCheckpoints, ViewDriven, MambaComponent):
         result = super().finalize_match_result_in_tree_core(
             result, params, value_chunks, best_value_len
         )
-        hit, kv_hit = result.device_prefix_len, result.full_kv_hit_length
+        result = self.with_host_hit(result)
+        hit, kv_hit = hit_of(result), result.full_kv_hit_length
         branch = self.reachable_depth(hit, kv_hit)
         if branch - hit < self.cache.config.min_gain_tokens:
             branch = None
@@ -114,7 +117,13 @@ class HybridMambaComponent(RequestCheckpoints, ViewDriven, MambaComponent):
             view.renew(holder, pending.kind)
             return False
         self.tree_core.set_component_device_value(holder.id, self.component_type, slot)
-        view.attach(holder, pending.kind, pending.depth, pending.turn)
+        kept = self.cache.host.take(holder)
+        if kept is None:
+            view.attach(holder, pending.kind, pending.depth, pending.turn)
+        else:  # the host has a copy of it
+            view.restore(holder, kept)
+            view.renew(holder, pending.kind)
+        self.cache.host.owe(holder)
         self.cache.explainer.places.taken(holder, pending.depth, self._pages)
         self.cache.counters.count_checkpoint(pending.kind)
         return True
@@ -150,9 +159,16 @@ class HybridMambaComponent(RequestCheckpoints, ViewDriven, MambaComponent):
         if freed[0]:
             cache.view.detach(node)
             cache.counters.evicted_states += freed[0]
-            if checkpoint is not None:
-                cache.counters.evicted_unused += not checkpoint.hits
-                cache.explainer.places.evicted(node, checkpoint.depth)
+            if node.component_data[self.component_type].host_value is not None:
+                cache.host.keep(node, checkpoint)
+                return freed
+        elif freed[1]:
+            checkpoint = cache.host.lose(node)
+        else:
+            return freed
+        if checkpoint is not None:
+            cache.counters.evicted_unused += not checkpoint.hits
+            cache.explainer.places.evicted(node, checkpoint.depth)
         return freed
 
     def _evict_device_next_node(self, tracker, device_frees, host_frees, cache_actions):
@@ -164,6 +180,7 @@ class HybridMambaComponent(RequestCheckpoints, ViewDriven, MambaComponent):
         if victim is None:
             return None
         assert_same("hybrid-marconi evicts the state of node %d", victim.id)
+        self.cache.host.save(victim)
         self.cache.counters.count_state_victim(self.cache.view.tree.live_children(victim))
         # The KV stays until the KV pool needs it: of a leaf as evidence for branch points.
         self.tree_core._evict_component_and_detach_lru(

@@ -39,6 +39,7 @@ class Snapshot:
         record: requests in the record of requests, and the bytes that it takes.
         tuning: status of the tuner; None while the policy is fixed.
         parts: `Guards.status`.
+        host: checkpoints whose only copy is in host memory.
     """
 
     counters: Mapping[str, float]
@@ -48,6 +49,7 @@ class Snapshot:
     record: tuple[int, int] = (0, 0)
     tuning: Mapping[str, Any] | None = None
     parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    host: int = 0
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,17 @@ def _short(key: str) -> Callable[[Snapshot], Values]:
 def label(reason: str) -> str:
     """A reason as a label's value."""
     return str(reason).replace(" ", "_")
+
+
+def _host_states(seen: Snapshot) -> Values:
+    counters = seen.counters
+    return {
+        ("copied",): counters["copied_states"],
+        ("demoted",): counters["demoted_states"],
+        ("reloaded",): counters["reloaded_states"],
+        ("declined",): counters["missed_reloads"],
+        ("evicted",): counters["host_evicted_states"],
+    }
 
 
 def _tuning(key: str) -> Callable[[Snapshot], Values]:
@@ -275,9 +288,27 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "evicted_unused",
         "counter",
-        "Checkpoints evicted before any request hit them.",
+        "Checkpoints evicted before any request hit them, and not kept on the host.",
         "Nearly all of the evicted ones: the pool holds each for too short a time.",
         _counter("evicted_unused"),
+    ),
+    Metric(
+        "host_checkpoints",
+        "gauge",
+        "Checkpoints of which only a copy in host memory is left (--enable-hierarchical-cache).",
+        "Those on the device are not counted here, though the host may have a copy of them.",
+        lambda seen: {(): seen.host},
+    ),
+    Metric(
+        "host_states",
+        "counter",
+        "States by what the host tier did with them: copied (to the host), demoted (evicted from "
+        "the device, while the host has a copy), reloaded (for a request that starts from them), "
+        "declined (not reloaded, for want of room on the device), evicted (the host's only copy).",
+        "demoted grows and reloaded does not: what goes to the host never comes back. evicted "
+        "near demoted: a larger --hicache-size. declined: more slots or fewer running requests.",
+        _host_states,
+        ("event",),
     ),
     Metric(
         "prefill_passes",

@@ -86,6 +86,8 @@ NAMES: tuple[Name, ...] = (
             "commit_insert_component_data": "self node is_new_leaf params result cache_actions",
             "prepare_for_caching_req": "self req insert_params token_ids_len is_finished",
             "cleanup_after_caching_req": "self req is_finished insert_result insert_params",
+            "commit_hicache_transfer": "self node phase transfers cache_actions insert_result "
+            "pool_storage_result",
         },
     ),
     *_of(
@@ -106,6 +108,16 @@ NAMES: tuple[Name, ...] = (
             "mamba_evictable_size": "self",
             "reset": "self",
             "sanity_check": "self",
+            "init_hicache": "self server_args params",
+            "attach_storage_backend": "self storage_backend storage_backend_extra_config_json "
+            "served_model_name hicache_storage_prefetch_policy hicache_write_policy",
+            "flush_pending_backups": "self",
+            "init_load_back": "self params",
+            "load_back": "self node_id mem_quota req",
+            "backup_node_for_write_back": "self node_id",
+            "writing_check": "self write_back finish_count",
+            "_execute_and_commit_kv_backup": "self action write_back",
+            "root_node_handle": "self extra_key",
         },
     ),
     *_of(
@@ -116,10 +128,12 @@ NAMES: tuple[Name, ...] = (
             "cache_actions target tracker",
             "node_by_id": "self node_id",
             "empty_match_result": None,
+            "component_has_host_value_only": "self node_id component_type",
             "get_component_device_value": "self node_id component_type",
             "set_component_device_value": "self node_id component_type value",
         },
     ),
+    *_of("sglang.srt.mem_cache.unified_cache.cache_action", {"BackupKV": None}),
     *_of(
         "sglang.srt.mem_cache.memory_pool:HybridReqToTokenPool",
         {

@@ -115,7 +115,9 @@ class HybridPrefillAdder(PrefillAdder):
             needed += not each.kv.holds_mamba
             if pool.enable_mamba_extra_buffer and each.kv.mamba_ping_pong_track_buffer is None:
                 needed += pool.mamba_initial_tracking_slots
-        return needed <= self.tree_cache.free_state_slots()
+        spare = self.tree_cache.free_state_slots() - needed
+        self.tree_cache.host.spare_slots = spare
+        return spare >= 0
 
 
 def adder_class(original: type[PrefillAdder]) -> type[PrefillAdder]:

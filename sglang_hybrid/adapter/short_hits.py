@@ -16,9 +16,10 @@ class Reason(StrEnum):
     MIN_GAIN = "min gain"  # the KV ends less than min_gain_tokens beyond the hit
     GRID = "grid"  # the KV ends less than a grid step beyond the hit
     NO_SLOT = "no slot"  # the hit was given up: no slot for the copy of its state
+    NOT_RELOADED = "not reloaded"  # the hit was given up: no room to bring it back from the host
 
 
-_FIRST = (Reason.NO_SLOT, Reason.EVICTED, Reason.NO_STATE)
+_FIRST = (Reason.NO_SLOT, Reason.NOT_RELOADED, Reason.EVICTED, Reason.NO_STATE)
 """Reasons that are named even where more tokens were never cached."""
 
 

@@ -111,7 +111,12 @@ class TreeView(VictimOrder):
             is_first_victim=self._starts_as_first_victim(kind),
             turn=turn,
         )
-        self.live[kind] += 1
+        self.restore(node, checkpoint)
+
+    @guarded(nothing)
+    def restore(self, node: UnifiedTreeNode, checkpoint: Checkpoint) -> None:
+        """``node`` holds the state of ``checkpoint``, which it may have held before."""
+        self.live[checkpoint.kind] += 1
         self._touch_all(self.tree.add(node, checkpoint))
         self._drawn_from.append(node.id)
         self.touch(node)
@@ -241,6 +246,11 @@ class TreeView(VictimOrder):
         self.settle()
         key = self.leaves.victim(self.clock + 1)
         return None if key is None else self.tree_core.node_by_id(key)
+
+    @guarded(nothing)
+    def set_aside(self, leaf: UnifiedTreeNode) -> None:
+        """Name ``leaf`` no more until it is touched."""
+        self.leaves.discard(leaf.id)
 
     @guarded(never)
     def has_first_victims(self) -> bool:

@@ -32,7 +32,12 @@ _TOKENS_OVER_RANKS = "a rank that has a part of a row's tokens cannot save state
 
 RULES: tuple[Rule, ...] = (
     switch("disable_radix_cache", "no prefix is cached then", stage="input"),
-    switch("enable_hierarchical_cache", "states on the host are not in its order of victims"),
+    only(
+        "hicache_storage_backend",
+        None,
+        "a state fetched from storage has neither kind nor hits, which was never run",
+        "the host tier alone",
+    ),
     switch("enable_lmcache", _NOT_BUILT),
     switch("enable_flexkv", _NOT_BUILT),
     switch("enable_unified_cache_external_linker", _STOCK_ONLY),

@@ -17,6 +17,7 @@ from sglang_hybrid.kernels import (
     extend_attention,
     gated_delta,
     gated_norm,
+    host_transfer,
     kda,
     shared_expert,
     ssd_scan,
@@ -31,6 +32,7 @@ _GDN_BACKEND = "sglang.srt.layers.attention.linear.gdn_backend"
 _GDN_KERNELS = "sglang.srt.layers.attention.linear.kernels.gdn_triton"
 _KDA_BACKEND = "sglang.srt.layers.attention.linear.kda_backend"
 _KDA_KERNELS = "sglang.srt.layers.attention.linear.kernels.kda_triton"
+_HOST_POOLS = "sglang.srt.mem_cache.pool_host"
 
 
 @dataclass(frozen=True)
@@ -90,10 +92,40 @@ def _latent_attention_handler(attention_backend: str) -> Callable[[Any, Any], An
     return lambda attention, forward_batch: AttnForwardMethod.MLA
 
 
+def _host_register(buffer: torch.Tensor, registration_granularity_bytes: int | None = None) -> None:
+    """Host memory is registered with a CUDA device, so that it can copy to and from it."""
+
+
 _UNBOUND = "left unbound by SGLang on an out-of-tree device"
 _TRITON = "a Triton kernel"
 
+HOST_TIER = (
+    Patch(
+        f"{_HOST_POOLS}.common",
+        "_cuda_host_register",
+        _host_register,
+        "HiCache registers its host pools with the CUDA device",
+    ),
+    Patch(
+        f"{_HOST_POOLS}.base",
+        "HICACHE_HOST_MEMORY_RESERVE_BYTES",
+        0,
+        "HiCache would leave 10 GiB of the machine's memory free",
+    ),
+    *(
+        Patch(f"{_HOST_POOLS}.{pool}", name, getattr(host_transfer, name), _UNBOUND, bound=False)
+        for pool in ("mha", "mla", "mamba")
+        for name in ("transfer_kv_per_layer_direct_pf_lf", "transfer_kv_all_layer_direct_lf_pf")
+    ),
+)
+"""What HiCache needs, with ``--hicache-io-backend direct`` and a page-first layout.
+
+Events and streams need nothing: SGLang takes those of `torch.cpu`, which do nothing, and a
+copy has run when it returns.
+"""
+
 PATCHES = (
+    *HOST_TIER,
     Patch(_MIXER, "causal_conv1d_fn", causal_conv1d.causal_conv1d_fn, _UNBOUND, bound=False),
     Patch(_MIXER, "causal_conv1d_fn_triton", causal_conv1d.causal_conv1d_fn, _UNBOUND, bound=False),
     Patch(
@@ -236,6 +268,15 @@ def apply_early() -> None:
         RuntimeError: as `check`.
     """
     _bind([patch for patch in PATCHES if patch.early])
+
+
+def apply_host_tier() -> None:
+    """Rebind what HiCache needs, for a cache without a server.
+
+    Raises:
+        RuntimeError: as `check`.
+    """
+    _bind(HOST_TIER)
 
 
 def apply() -> None:

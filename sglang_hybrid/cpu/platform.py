@@ -73,6 +73,10 @@ class HybridCpuPlatform(CpuDeviceMixin, SRTPlatform):
         if server_args.sampling_backend is None:
             server_args.sampling_backend = "pytorch"
         server_args.disable_cuda_graph = True
+        if server_args.enable_hierarchical_cache:
+            # The kernels of the other backend are CUDA's, and of the layouts this is direct's.
+            server_args.hicache_io_backend = "direct"
+            server_args.hicache_mem_layout = "page_first_direct"
         # An idle scheduler otherwise spins, and takes a core from whoever shares the machine.
         server_args.sleep_on_idle = True
         # With --dtype bfloat16 a few percent of the greedy choices would be exact ties.

@@ -84,6 +84,14 @@ def states_that_differ(pool, slots, digests) -> list[int]:
     return wrong.nonzero().flatten().tolist()
 
 
+def holds_rows(layers, digest: int) -> bool:
+    """Whether ``layers`` (layers, ...), one kind of tensor of a state, holds ``digest``."""
+    found = layers.flatten(1).float()
+    repeats = -(-found.shape[1] // _BYTES)
+    expected = _pattern(np.array([digest], np.uint64), len(found))[:, 0].repeat(1, repeats)
+    return bool((found == expected[:, : found.shape[1]]).all())
+
+
 def holds(pool, slot, digest: int) -> bool:
     """Whether state slot ``slot`` holds ``digest`` in every element."""
     return not states_that_differ(pool, [int(slot)], [digest])
@@ -108,7 +116,12 @@ def write_kv(allocator, slots, digests) -> None:
 
 def kv_differs(allocator, slots, digests) -> bool:
     """Whether any of the KV slots holds something else."""
+    return kv_rows_differ([buffer[slots] for buffer in _kv_buffers(allocator)], digests)
+
+
+def kv_rows_differ(rows, digests) -> bool:
+    """Whether keys or values, each (tokens, ..., 2), are those of something else."""
     return any(
-        bool((buffer[slots].float() != half[:, None]).any())
-        for buffer, half in zip(_kv_buffers(allocator), _halves(digests), strict=True)
+        bool((of_kind.float() != half.view(-1, *[1] * (of_kind.dim() - 2), 2)).any())
+        for of_kind, half in zip(rows, _halves(digests), strict=True)
     )

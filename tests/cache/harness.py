@@ -126,7 +126,7 @@ def make_cache(
         server_args: further arguments of SGLang's server.
     """
     strategy = "extra_buffer_lazy" if lazy else "extra_buffer" if extra_buffer else "no_buffer"
-    publish_server_args(
+    args = publish_server_args(
         page_size,
         mamba_radix_cache_strategy=strategy,
         disable_overlap_schedule=not (overlap and extra_buffer),
@@ -146,9 +146,13 @@ def make_cache(
         enable_kv_cache_events=kv_events,
     )
     if cache_class is HybridMarconiCache:
-        return cache_class(params, CacheConfig.parse(config or {}), costs, family)
-    params.tree_core_backend = "python"
-    return cache_class(params)
+        cache = cache_class(params, CacheConfig.parse(config or {}), costs, family)
+    else:
+        params.tree_core_backend = "python"
+        cache = cache_class(params)
+    if args.enable_hierarchical_cache:
+        cache.init_hicache(args, params)
+    return cache
 
 
 def match_length(cache, tokens, extra_key=None) -> int:

@@ -24,7 +24,10 @@ REFUSED = {
     (*CACHE, "--radix-eviction-policy=slru"): ["--radix-eviction-policy slru", "--cache-config"],
     (*CACHE, "--radix-eviction-policy-config", '{"a": 1}'): ["--radix-eviction-policy-config"],
     (*CACHE, "--disable-radix-cache"): ["--disable-radix-cache"],
-    (*CACHE, "--enable-hierarchical-cache"): ["--enable-hierarchical-cache"],
+    (*CACHE, "--enable-hierarchical-cache", "--hicache-storage-backend", "file"): [
+        "--hicache-storage-backend file",
+        "the host tier alone",
+    ],
     (*CACHE, "--enable-lmcache"): ["--enable-lmcache"],
     (*CACHE, "--enable-flexkv"): ["--enable-flexkv"],
     (*CACHE, "--enable-unified-cache-external-linker"): ["--enable-unified-cache-external-linker"],

@@ -23,6 +23,7 @@ ACCEPTED = {
     "mamba_max_states_per_path": -1,
     "disaggregation_mode": "null",
     "speculative_algorithm": None,
+    "hicache_storage_backend": None,
     "dllm_algorithm": None,
     "radix_eviction_policy": "lru",
     "radix_eviction_policy_config": None,

@@ -54,6 +54,17 @@ SERVED: tuple[Row, ...] = (
         "kv_cache_dtype quantization_param_path prefill_kv_cache_dequant_dtype",
         "a hit reads KV as decode does; quantized KV differs from a cold prefill in any cache",
     ),
+    tested(
+        "HiCache: a host tier",
+        "enable_hierarchical_cache hicache_host_memory_mode hicache_ratio hicache_size "
+        "hicache_write_policy hicache_io_backend hicache_mem_layout hicache_host_memory_fraction",
+        "demoted checkpoints come back as they were; the host evicts in SGLang's order. Copies "
+        "by `direct` with torch here; those of a GPU are SGLang's own",
+        "hicache/test_host_tier_server.py::test_a_shared_prefix_comes_back_from_the_host "
+        "hicache/test_host_tier_server.py::test_a_conversation_goes_on_from_the_host",
+        "--enable-hierarchical-cache --hicache-io-backend direct "
+        "--hicache-mem-layout page_first_direct",
+    ),
     # ---- parallelism ----
     tested(
         "tensor parallelism",

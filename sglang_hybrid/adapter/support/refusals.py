@@ -49,13 +49,10 @@ REFUSED: tuple[Row, ...] = (
     refused("prefill without KV", "--prefill-only-disable-kv-cache"),
     refused("multi-item scoring", "--enable-mis"),
     refused(
-        "HiCache",
-        "--enable-hierarchical-cache",
-        "hicache_host_memory_mode hicache_ratio hicache_size hicache_write_policy "
-        "hicache_io_backend hicache_mem_layout hicache_storage_backend "
+        "storage behind HiCache",
+        "--hicache-storage-backend file",
         "hicache_storage_prefetch_policy hicache_storage_backend_extra_config "
-        "hicache_storage_prefetch_retry_poll_interval hicache_storage_prefetch_retry_max_attempts "
-        "hicache_host_memory_fraction",
+        "hicache_storage_prefetch_retry_poll_interval hicache_storage_prefetch_retry_max_attempts",
     ),
     refused("LMCache", "--enable-lmcache", "lmcache_config_file"),
     refused("FlexKV", "--enable-flexkv", "flexkv_config_file"),
