@@ -5,6 +5,9 @@ CACHE ?= hybrid-marconi
 CONFIG ?=
 ARGS ?=
 
+# Of `make soak`
+MINUTES ?= 10
+
 # Of `make paper`
 TRACES ?=
 
@@ -19,7 +22,7 @@ SMALL_MODEL := .model
 SMALL_MODEL_ARGS := --max-total-tokens 262144 --max-mamba-cache-size 256
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test matrix lint bench paper clean
+.PHONY: help install serve test matrix soak lint bench paper clean
 
 help:
 	@echo 'make serve     run a server in the foreground: PORT, MODEL (default: a small model made'
@@ -29,6 +32,7 @@ help:
 	@echo 'make test      run the tests'
 	@echo 'make matrix    run the server tests on every combination of flags; ARGS="-k page_64" for some,'
 	@echo '               ARGS=--stepwise to go on where the last run stopped'
+	@echo 'make soak      keep one server after another under load and compare every answer: MINUTES (10)'
 	@echo 'make lint      check style and types'
 	@echo 'make bench     run the benchmarks'
 	@echo 'make paper     rerun the experiments of the paper: TRACES (folder of stored traces)'
@@ -67,6 +71,9 @@ test: $(STAMP)
 
 matrix: $(STAMP)
 	$(BIN)/python -m pytest tests/matrix -m 'matrix or not matrix' $(ARGS)
+
+soak: $(STAMP)
+	SOAK_MINUTES='$(MINUTES)' $(BIN)/python -m pytest tests/soak -m soak $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
