@@ -7,15 +7,28 @@ import http.client
 import json
 import re
 import socket
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from soak_client import DEADLINE_S, Given, Hung, Outcome, body_of, events_of, given_of, post
+from soak_client import (
+    DEADLINE_S,
+    Given,
+    Hung,
+    Outcome,
+    body_of,
+    events_of,
+    given_of,
+    post,
+    rid_of,
+)
 from soak_jobs import STAGES, Job
 
 _FILLERS, _FILLER_TOKENS = 6, 24
+_ATTEMPTS = 4
+_LOGGED_S = 5.0
 
 
 class Connection:
@@ -31,6 +44,7 @@ class Connection:
         )
         headers = {"Content-Type": "application/json"}
         self._connection.request("POST", "/generate", json.dumps(body), headers)
+        self.events = self._events()
 
     def wait(self, seconds: float) -> None:
         """Until the server says something, but no longer."""
@@ -40,7 +54,7 @@ class Connection:
             sock.recv(1, socket.MSG_PEEK)
         sock.settimeout(DEADLINE_S)
 
-    def events(self) -> Iterator[dict]:
+    def _events(self) -> Iterator[dict]:
         try:
             response = self._connection.getresponse()
             assert response.status == 200, response.read()
@@ -72,18 +86,17 @@ class Crowd:
         if prioritised:
             fields["priority"] = 9
         self._connection = Connection(url, fields)
-        self._events = self._connection.events()
         self._last: dict[int, dict] = {}
 
     def step(self) -> None:
         """Wait until the server has said something more."""
-        event = next(self._events)
+        event = next(self._connection.events)
         self._last[event["index"]] = event
 
     def end(self) -> list[tuple[list[int], int, Given]]:
         """Wait for all; returns prompts, ``max_new_tokens`` and answers."""
         with contextlib.closing(self._connection):
-            for event in self._events:
+            for event in self._connection.events:
                 self._last[event["index"]] = event
         assert len(self._last) == len(self.prompts), "some of a batch were not answered"
         return [
@@ -92,50 +105,87 @@ class Crowd:
         ]
 
 
-def give_up(url: str, job: Job, prompt: list[int], run: str, prioritised: bool) -> Outcome:
-    """Send ``job`` and abort it, near the stage that it names."""
+def give_up(
+    url: str, job: Job, prompt: list[int], run: str, prioritised: bool, log: Path
+) -> Outcome:
+    """Send ``job`` and abort it at the stage that it names, if that can be met.
+
+    Args:
+        log: of the server, which tells the stage.
+    """
     body = body_of(job, prompt, run, prioritised)
-    if job.abort.stage != "queued":
-        return Outcome(prompt, _send_and_abort(url, job, body))
+    if job.abort.stage == "prefilling":
+        return Outcome(prompt, _give_up_in_prefill(url, job, body, run, log))
+    if job.abort.stage == "decoding":
+        given = _send_and_abort(url, job, body, lambda victim: next(victim.events))
+        return Outcome(prompt, given)
     crowd = Crowd(url, body, job.space, prioritised)
     crowd.step()
-    given = _send_and_abort(url, job, body, crowd)
+    # When the crowd has said something more, the server has the request.
+    given = _send_and_abort(url, job, body, lambda _: crowd.step())
     return Outcome(prompt, given, others=tuple(crowd.end()))
 
 
-def _send_and_abort(url: str, job: Job, body: Mapping, crowd: Crowd | None = None) -> list[Given]:
-    abort, last, victim = job.abort, None, Connection(url, body)
+def _give_up_in_prefill(url: str, job: Job, body: dict, run: str, log: Path) -> list[Given]:
+    """Nothing tells a client that its prefill has begun: try with more patience, or less."""
+    patience_s, given = 0.3, []
+    for attempt in range(_ATTEMPTS):
+        body["rid"] = rid_of(job, run, attempt)
+        given += _send_and_abort(url, job, body, lambda victim, s=patience_s: victim.wait(s))
+        stage = _stage_of(body["rid"], log)
+        if stage == "prefilling":
+            break
+        patience_s *= 2 if stage == "queued" else 0.5
+    return given
+
+
+def _send_and_abort(
+    url: str, job: Job, body: Mapping, until: Callable[[Connection], dict | None]
+) -> list[Given]:
+    """Send a request, abort it when ``until`` returns, and take what came of it."""
+    victim = Connection(url, body)
     with contextlib.closing(victim):
-        events = victim.events()
-        if abort.stage == "prefilling":
-            victim.wait(abort.patience_s)
-        elif abort.stage == "decoding":
-            last = next(events)
-        elif crowd is not None:
-            crowd.step()  # by now the server has the request
-        if not abort.closes:
+        last = until(victim)
+        if not job.abort.closes:
             post(f"{url}/abort_request", {"rid": body["rid"]}).raise_for_status()
-            for last in events:  # noqa: B007
-                pass
+            for event in victim.events:
+                last = event
     return [] if last is None else [given_of(last)]
 
 
+# ---- what the log of level debug tells ----
+
 _IN_LOG = {
-    "queued": re.compile(r"Abort queued request\. req\.rid='([^']+)'"),
-    "prefilling": re.compile(r"Abort chunked prefill request\. req\.rid='([^']+)'"),
     "decoding": re.compile(r"Abort running request\. req\.rid='([^']+)'"),
+    "queued": re.compile(r"Abort queued request\. req\.rid='([^']+)'"),
+    # Said last, and of these it is said as well that they run.
+    "prefilling": re.compile(r"Abort chunked prefill request\. req\.rid='([^']+)'"),
 }
-assert tuple(_IN_LOG) == STAGES
+assert set(_IN_LOG) == set(STAGES)
+
+
+def _stages(text: str) -> dict[str, str]:
+    return {rid: stage for stage, line in _IN_LOG.items() for rid in line.findall(text)}
 
 
 def aborted_stages(log: Path, run: str) -> Counter[str]:
-    """Stages at which requests of ``run`` were aborted, as a log of level debug tells.
+    """Stages at which requests of ``run`` were aborted.
 
-    A prefill of one pass counts as decoding, as its request has joined the running ones.
+    A prefill of one pass counts as decoding, as its request has joined those that run.
     """
-    text, seen = log.read_text(errors="replace"), {}
-    for stage in ("decoding", "queued", "prefilling"):  # a chunked one is also said to run
-        for rid in _IN_LOG[stage].findall(text):
-            if rid.startswith(f"{run}-"):
-                seen[rid] = stage
-    return Counter(seen.values())
+    found = _stages(log.read_text(errors="replace"))
+    return Counter(stage for rid, stage in found.items() if rid.startswith(f"{run}-"))
+
+
+def _stage_of(rid: str, log: Path) -> str | None:
+    """Stage at which a request was aborted; None if it has ended before."""
+    deadline, stage = time.monotonic() + _LOGGED_S, None
+    while time.monotonic() < deadline:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - (1 << 18)))
+            found = _stages(file.read().decode(errors="replace")).get(rid)
+        if found is not None and found != stage:
+            # Of a chunked prefill it is said first that it runs, a scheduling step earlier.
+            stage, deadline = found, time.monotonic() + 0.5
+        time.sleep(0.05)
+    return stage

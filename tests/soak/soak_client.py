@@ -165,7 +165,7 @@ def generate(url: str, body: Mapping) -> tuple[list[Given], str | None]:
 def fan(url: str, job: Job, run: str, prioritised: bool) -> Outcome:
     """Three times prompts at once: each hits a state of its own, and reveals a branch point.
 
-    A wave that comes while states are locked and slots are taken for others has to wait.
+    Those that come in while states are locked and slots are taken for others have to wait.
     """
     others = []
     for wave in range(3):
@@ -186,11 +186,11 @@ def fan(url: str, job: Job, run: str, prioritised: bool) -> Outcome:
 
 
 def _of_wave(own: Sequence[int], member: int, wave: int) -> list[int]:
-    """A member's prompt leaves that of the wave before inside its last few tokens."""
+    """A member's prompt leaves that of the wave before a few tokens behind its hit."""
     prompt = [33 + member, *own[:20]]
     for each in range(wave):
         prompt += [60 + each, *own[20:26]]
-    return [*prompt, 70 + wave, *own[26:30]]
+    return [*prompt, 70 + wave, *own[26:56]]
 
 
 def generate_reply(url: str, body: Mapping) -> dict:

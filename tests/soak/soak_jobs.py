@@ -49,12 +49,10 @@ class Abort:
     Attributes:
         stage: where it is aimed at; where it was hit, the server's log tells.
         closes: by closing the connection instead of ``/abort_request``.
-        patience_s: where no event tells the moment, how long the client waits.
     """
 
     stage: str
     closes: bool
-    patience_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -92,6 +90,9 @@ class Job:
     abort: Abort | None = None
 
 
+FANS = 2
+"""Fans at the beginning of each traffic."""
+
 SPACES = ({}, {}, {}, {}, {"extra_key": "a"}, {"cache_salt": "s"}, {"extra_key": "as"})
 """Mostly the common one; the last three share no prefix with it or with each other."""
 
@@ -101,7 +102,6 @@ _KINDS = {
     "chat": 12,
     "n": 5,
     "batch": 5,
-    "fan": 3,
     "short": 6,
     "long": 2,
     "too_long": 1,
@@ -127,6 +127,8 @@ class Traffic:
         self._aborts = 0
 
     def jobs(self, count: int) -> list[Job]:
+        """The first ``count`` jobs; those of `FANS` are for a server without other traffic."""
+        self._jobs += [self._fan() for _ in range(FANS - len(self._jobs))]
         kinds, weights = zip(*_KINDS.items(), strict=True)
         while len(self._jobs) < count:
             kind = self._rng.choices(kinds, weights)[0]
@@ -172,6 +174,12 @@ class Traffic:
     def _length(self) -> int:
         return self._rng.choice((1, 1, 2, 3, 5, 8, 13, 21))
 
+    def _family(self) -> tuple[int, ...]:
+        """A prefix that many prompts begin with; mostly one of those in fashion."""
+        if self._rng.random() < 0.2:
+            return self._rng.choice(self._families)
+        return self._families[(len(self._jobs) // 20 + self._rng.randrange(2)) % 9]
+
     # ---- kinds ----
 
     def _job(self, kind: str, fork: Fork | None, own: tuple[int, ...], **fields) -> Job:
@@ -185,7 +193,7 @@ class Traffic:
 
     def _generate(self) -> Job:
         if self._rng.random() < 0.45:
-            own = (*self._rng.choice(self._families), *self._text(0, SHORT))
+            own = (*self._family(), *self._text(0, SHORT))
             return self._job("generate", None, own, space=self._rng.choice(SPACES))
         fork, space = self._fork()
         # Now and then nothing of its own: the same prompt again, or a part of it.
@@ -232,7 +240,7 @@ class Traffic:
         )  # fmt: skip
 
     def _fan(self) -> Job:
-        return Job(len(self._jobs), "fan", None, self._text(30, 31), length=2, copies=5)
+        return Job(len(self._jobs), "fan", None, self._text(60, 61), length=2, copies=4)
 
     def _short(self) -> Job:
         own = tuple(self._rng.choices(range(40, 43), k=self._rng.randrange(1, 4)))
@@ -241,10 +249,11 @@ class Traffic:
     def _long(self) -> Job:
         fork, space = self._fork()
         length = self._rng.choice((self._longest, self._rng.randrange(400, self._longest)))
-        own = self._text(length, length + 1)
         if length == self._longest:
             fork = None
-        return self._job("long", fork, own, space=space, logprob_start=None)
+        answer = self._rng.randrange(1, 6)  # there is room for five tokens
+        own = self._text(length, length + 1)
+        return self._job("long", fork, own, length=answer, space=space, logprob_start=None)
 
     def _too_long(self) -> Job:
         beyond = self._rng.choice((1, 2, 500))
@@ -254,13 +263,13 @@ class Traffic:
     def _abort(self) -> Job:
         """Each stage in turn, each way in turn."""
         number, self._aborts = self._aborts, self._aborts + 1
-        stage, closes = STAGES[number % 3], number // 3 % 2 == 0
+        stage, closes = STAGES[number % 3], number // 3 % 2 == number % 2
         fork, space = self._fork()
         if stage == "prefilling":
             fork, own = None, self._text(700, 1200)
         else:
             own = self._text(1, SHORT)
-        abort = Abort(stage, closes, self._rng.uniform(0.1, 1.0))
+        abort = Abort(stage, closes)
         return Job(
             len(self._jobs), "generate", fork, own, length=40, stream=True, space=space, abort=abort
         )

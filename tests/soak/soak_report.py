@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from soak_jobs import STAGES
 from soak_run import Round
+from soak_servers import Setup
 
 MOST_TIES = 0.02
 """Share of the answers that may differ from the reference where its margin is noise."""
@@ -54,14 +55,14 @@ class Visit:
     def not_taken(self) -> int:
         return self.total("skipped_checkpoints") + self.total("declined_checkpoints")
 
-    def pressure(self, retracts: bool) -> dict[str, int]:
+    def pressure(self, setup: Setup) -> dict[str, int]:
         """What must have happened, or the soak has shown nothing."""
         return {
             "evicted states": self.total("evicted_states"),
             "checkpoints skipped or declined": self.not_taken,
-            "waits for slots": self.total("slot_waits"),
+            **({"waits for slots": self.total("slot_waits")} if setup.waits else {}),
             "refused requests": sum(each.refused for each in self.rounds),
-            **({"retractions": self.total("retractions")} if retracts else {}),
+            **({"retractions": self.total("retractions")} if setup.retracts else {}),
             **{f"aborts while {stage}": self.aborts[stage] for stage in STAGES},
         }
 
@@ -72,8 +73,8 @@ class Visit:
             f"{len(self.ties)} of {finished} answers differ within the noise: {self.ties}"
         )
 
-    def check_pressure(self, retracts: bool) -> None:
-        missing = [name for name, count in self.pressure(retracts).items() if not count]
+    def check_pressure(self, setup: Setup) -> None:
+        missing = [name for name, count in self.pressure(setup).items() if not count]
         assert not missing, f"{self.name}: none of these happened: {missing}"
 
     def growth(self) -> float | None:

@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 from soak_aborts import aborted_stages, give_up
-from soak_client import DEADLINE_S, Outcome, body_of, chat, fan, generate, start_of
-from soak_jobs import Job, Traffic
+from soak_client import Outcome, body_of, chat, fan, generate, start_of
+from soak_jobs import FANS, Job, Traffic
 from soak_reference import Reference, Verdict
 from soak_servers import Soaked
 
@@ -79,10 +79,9 @@ class Load:
             ThreadPoolExecutor(_CHECKS_AT_ONCE) as self._checks,
             ThreadPoolExecutor(AT_ONCE) as senders,
         ):
-            _, late = wait(
-                [senders.submit(self._serve, job) for job in jobs], DEADLINE_S + 20 * count
-            )
-        assert not late
+            for job in jobs[:FANS]:
+                self._serve(job)
+            wait([senders.submit(self._serve, job) for job in jobs[FANS:]])
         after = soaked.counters()
         self.round.counters = {name: after[name] - before[name] for name in after}
         self.round.aborts = aborted_stages(soaked.log, self._name)
@@ -118,7 +117,7 @@ class Load:
             before = () if base is None else base.messages
             return chat(url, job, before, self._name, prioritised)
         if job.abort is not None:
-            return give_up(url, job, prompt, self._name, prioritised)
+            return give_up(url, job, prompt, self._name, prioritised, self._soaked.log)
         if job.kind == "fan":
             return fan(url, job, self._name, prioritised)
         given, refusal = generate(url, body_of(job, prompt, self._name, prioritised))

@@ -67,28 +67,43 @@ class Setup:
         return environment
 
     @property
+    def waits(self) -> bool:
+        """Whether a request can come in while those before it still hold slots for states."""
+        exact = self.config.get("branch_checkpoint", "exact") == "exact"
+        return exact and "--disable-overlap-schedule" not in self.args
+
+    @property
     def prioritised(self) -> bool:
         return "--enable-priority-scheduling" in self.args
 
 
+FOUR = ("--max-running-requests", "4")
 NO_OVERLAP = ("--disable-overlap-schedule",)
-PRIORITY = ("--enable-priority-scheduling", "--default-priority-value", "0")
+PRIORITY = (
+    *("--enable-priority-scheduling", "--default-priority-value", "0"),
+    *("--priority-scheduling-preemption-threshold", "0"),
+)
 
 SETUPS = [
-    Setup("extra_buffer", "extra_buffer", 17, args=PRIORITY),
+    Setup("extra_buffer", "extra_buffer", 16, args=PRIORITY),
     Setup(
-        "page_16_no_overlap_retracts", "extra_buffer", 13, page=16, args=NO_OVERLAP, retracts=True
+        "page_16_no_overlap_retracts",
+        "extra_buffer",
+        18,
+        page=16,
+        args=(*NO_OVERLAP, *FOUR),
+        retracts=True,
     ),
 ]
 """Those of `make test`."""
 
 MORE_SETUPS = [
     Setup("no_buffer", "no_buffer", 13, chunk=64, args=(*NO_OVERLAP, *PRIORITY)),
-    Setup("lazy", "extra_buffer_lazy", 13, chunk=100, config={"policy": "density"}),
-    Setup("lazy_page_64_mixed", "extra_buffer_lazy", 14, page=64, args=("--enable-mixed-chunk",)),
+    Setup("lazy", "extra_buffer_lazy", 12, chunk=100, config={"policy": "density"}),
+    Setup("lazy_page_64_mixed", "extra_buffer_lazy", 12, page=64, args=("--enable-mixed-chunk",)),
     Setup("no_buffer_retracts", "no_buffer", 12, args=NO_OVERLAP, retracts=True),
     Setup(
-        "split_mixed", "extra_buffer", 17, args=("--enable-mixed-chunk",),
+        "split_mixed", "extra_buffer", 24, args=("--enable-mixed-chunk", *FOUR),
         config={"branch_checkpoint": "split", "policy": "marconi", "tuner": "bootstrap"},
     ),
     Setup("chunk", "extra_buffer", 17, chunk=256, config={"branch_checkpoint": "chunk"}),

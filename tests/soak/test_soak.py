@@ -18,4 +18,4 @@ def test_answers_are_exact_under_load_and_nothing_is_lost(setup, answers, model,
         visit = Visit(setup.name, [result])
         visit.check_answers()
         soaked.check_nothing_is_lost(flush=True)
-        visit.check_pressure(setup.retracts)
+        visit.check_pressure(setup)

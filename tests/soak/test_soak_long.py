@@ -50,7 +50,7 @@ def test_servers_stay_exact_for_as_long_as_asked(answers, model, tmp_path, capsy
                 visit.check_answers()
                 soaked.check_nothing_is_lost(flush=len(visit.rounds) % 3 == 0)
             soaked.check_nothing_is_lost(flush=True)
-        visit.check_pressure(setup.retracts)
+        visit.check_pressure(setup)
     with capsys.disabled():
         print(f"\n{table(visits)}")
     grown = [
