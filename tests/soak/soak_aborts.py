@@ -128,7 +128,7 @@ def give_up(
 
 def _give_up_in_prefill(url: str, job: Job, body: dict, run: str, log: Path) -> list[Given]:
     """Nothing tells a client that its prefill has begun: try with more patience, or less."""
-    patience_s, given = 0.3, []
+    patience_s, given = 0.2, []
     for attempt in range(_ATTEMPTS):
         body["rid"] = rid_of(job, run, attempt)
         given += _send_and_abort(url, job, body, lambda victim, s=patience_s: victim.wait(s))

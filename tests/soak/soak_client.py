@@ -163,34 +163,37 @@ def generate(url: str, body: Mapping) -> tuple[list[Given], str | None]:
 
 
 def fan(url: str, job: Job, run: str, prioritised: bool) -> Outcome:
-    """Three times prompts at once: each hits a state of its own, and reveals a branch point.
+    """Prompts at once of which each hits a state of its own, and reveals a branch point.
 
-    Those that come in while states are locked and slots are taken for others have to wait.
+    For each such a state is made first, one after another. Those that come in while states are
+    locked and slots are taken for others have to wait.
     """
+    members = range(job.copies)
+    waves = [[_of_fan(job.own, i, made)] for i in members for made in range(2)]
+    waves.append([_of_fan(job.own, i, 2) for i in members])
     others = []
-    for wave in range(3):
-        prompts = [_of_wave(job.own, i, wave) for i in range(job.copies)]
+    for number, prompts in enumerate(waves):
         sampling = {"max_new_tokens": job.length, "temperature": 0, "ignore_eos": True}
         body = {
             "input_ids": prompts,
             "sampling_params": sampling,
-            "rid": [f"{rid_of(job, run, wave)}-{i}" for i in range(job.copies)],
+            "rid": [f"{rid_of(job, run, number)}-{i}" for i in range(len(prompts))],
             **job.space,
         }
         if prioritised:
             body["priority"] = job.priority
         given, refusal = generate(url, body)
-        assert refusal is None and len(given) == job.copies, refusal
+        assert refusal is None and len(given) == len(prompts), refusal
         others += [(prompt, job.length, each) for prompt, each in zip(prompts, given, strict=True)]
     return Outcome(list(job.own), [], others=tuple(others))
 
 
-def _of_wave(own: Sequence[int], member: int, wave: int) -> list[int]:
-    """A member's prompt leaves that of the wave before a few tokens behind its hit."""
-    prompt = [33 + member, *own[:20]]
-    for each in range(wave):
-        prompt += [60 + each, *own[20:26]]
-    return [*prompt, 70 + wave, *own[26:56]]
+def _of_fan(own: Sequence[int], member: int, made: int) -> list[int]:
+    """A prompt that leaves the one ``made`` before a few tokens behind its hit."""
+    prompt = [33 + member, *own[:90]]
+    for each in range(made):
+        prompt += [60 + each, *own[90:96]]
+    return [*prompt, 70 + made, *own[96:126]]
 
 
 def generate_reply(url: str, body: Mapping) -> dict:

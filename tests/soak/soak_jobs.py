@@ -90,8 +90,9 @@ class Job:
     abort: Abort | None = None
 
 
-FANS = 2
-"""Fans at the beginning of each traffic."""
+ALONE = 8
+"""Jobs at the beginning, each for a server without other traffic: a fan, a prompt that is too
+long, and an abort at each stage in each way, so that none of these is left to chance."""
 
 SPACES = ({}, {}, {}, {}, {"extra_key": "a"}, {"cache_salt": "s"}, {"extra_key": "as"})
 """Mostly the common one; the last three share no prefix with it or with each other."""
@@ -127,9 +128,11 @@ class Traffic:
         self._aborts = 0
 
     def jobs(self, count: int) -> list[Job]:
-        """The first ``count`` jobs; those of `FANS` are for a server without other traffic."""
-        self._jobs += [self._fan() for _ in range(FANS - len(self._jobs))]
+        """The first ``count`` jobs, the first `ALONE` of which want the server for themselves."""
         kinds, weights = zip(*_KINDS.items(), strict=True)
+        for make in (self._fan, self._too_long, *[self._abort] * (ALONE - 2)):
+            if len(self._jobs) < ALONE:
+                self._jobs.append(make())
         while len(self._jobs) < count:
             kind = self._rng.choices(kinds, weights)[0]
             self._jobs.append(getattr(self, f"_{kind}")())
@@ -240,7 +243,7 @@ class Traffic:
         )  # fmt: skip
 
     def _fan(self) -> Job:
-        return Job(len(self._jobs), "fan", None, self._text(60, 61), length=2, copies=4)
+        return Job(len(self._jobs), "fan", None, self._text(126, 127), length=2, copies=4)
 
     def _short(self) -> Job:
         own = tuple(self._rng.choices(range(40, 43), k=self._rng.randrange(1, 4)))
@@ -263,7 +266,7 @@ class Traffic:
     def _abort(self) -> Job:
         """Each stage in turn, each way in turn."""
         number, self._aborts = self._aborts, self._aborts + 1
-        stage, closes = STAGES[number % 3], number // 3 % 2 == number % 2
+        stage, closes = STAGES[number % 3], number // 3 % 2 == 0
         fork, space = self._fork()
         if stage == "prefilling":
             fork, own = None, self._text(700, 1200)

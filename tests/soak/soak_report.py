@@ -102,8 +102,8 @@ def line(name: str, result: Round) -> str:
     return (
         f"{name} seed {result.seed}: {result.requests} requests, {result.tokens} tokens, "
         f"hit rate {result.hit_rate:.2f}, evicted {counted['evicted_states']} states "
-        f"and {counted['evicted_leaves']} leaves, retractions {counted['retractions']}, "
-        f"slot waits {counted['slot_waits']}, not taken "
+        f"and {counted['evicted_leaves']} leaves, retractions {counted['retractions']} "
+        f"(with preemptions of {result.retracted} answers), slot waits {counted['slot_waits']}, not taken "
         f"{counted['skipped_checkpoints'] + counted['declined_checkpoints']}, aborts "
         f"{'/'.join(str(aborts[stage]) for stage in STAGES)} ({'/'.join(STAGES)}), "
         f"within the noise {len(result.ties)}, wrong {len(result.wrong)}, log-probabilities "

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from soak_aborts import aborted_stages, give_up
 from soak_client import Outcome, body_of, chat, fan, generate, start_of
-from soak_jobs import FANS, Job, Traffic
+from soak_jobs import ALONE, Job, Traffic
 from soak_reference import Reference, Verdict
 from soak_servers import Soaked
 
@@ -79,9 +79,9 @@ class Load:
             ThreadPoolExecutor(_CHECKS_AT_ONCE) as self._checks,
             ThreadPoolExecutor(AT_ONCE) as senders,
         ):
-            for job in jobs[:FANS]:
+            for job in jobs[:ALONE]:
                 self._serve(job)
-            wait([senders.submit(self._serve, job) for job in jobs[FANS:]])
+            wait([senders.submit(self._serve, job) for job in jobs[ALONE:]])
         after = soaked.counters()
         self.round.counters = {name: after[name] - before[name] for name in after}
         self.round.aborts = aborted_stages(soaked.log, self._name)
