@@ -99,13 +99,14 @@ class Visit:
 def line(name: str, result: Round) -> str:
     """One round, as it is printed when it ends."""
     counted, aborts = result.counters, result.aborts
+    not_taken = counted["skipped_checkpoints"] + counted["declined_checkpoints"]
     return (
         f"{name} seed {result.seed}: {result.requests} requests, {result.tokens} tokens, "
-        f"hit rate {result.hit_rate:.2f}, evicted {counted['evicted_states']} states "
-        f"and {counted['evicted_leaves']} leaves, retractions {counted['retractions']} "
-        f"(with preemptions of {result.retracted} answers), slot waits {counted['slot_waits']}, not taken "
-        f"{counted['skipped_checkpoints'] + counted['declined_checkpoints']}, aborts "
-        f"{'/'.join(str(aborts[stage]) for stage in STAGES)} ({'/'.join(STAGES)}), "
+        f"hit rate {result.hit_rate:.2f}, evicted {counted['evicted_states']} states and "
+        f"{counted['evicted_leaves']} leaves, retractions {counted['retractions']} (with "
+        f"preemptions of {result.retracted} answers), slot waits {counted['slot_waits']}, "
+        f"checkpoints not taken {not_taken}, "
+        f"aborts {'/'.join(str(aborts[stage]) for stage in STAGES)} ({'/'.join(STAGES)}), "
         f"within the noise {len(result.ties)}, wrong {len(result.wrong)}, log-probabilities "
         f"within {result.apart:.1e}, RSS {result.rss_bytes / MIB:.0f} MiB"
     )
