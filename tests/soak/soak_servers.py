@@ -19,6 +19,9 @@ from workload import counters
 TOKENS = 2048
 """KV of a server: a few prompts fill it."""
 
+_START_S = 1200
+"""Within which a server comes up, on a machine that is busy."""
+
 IDLE_S = 60
 """Within which a server without requests has to be idle."""
 
@@ -200,7 +203,14 @@ class Soaked:
 def running(setup: Setup, model: Path, folder: Path) -> Iterator[Soaked]:
     """Run the server of ``setup`` until the block ends."""
     log = folder / f"{setup.name}.log"
-    with launch(model, None, *setup.flags(), log=log, environment=setup.environment) as server:
+    with launch(
+        model,
+        None,
+        *setup.flags(),
+        log=log,
+        timeout_s=_START_S,
+        environment=setup.environment,
+    ) as server:
         info = requests.get(f"{server.url}/server_info", timeout=60).json()
         yield Soaked(server, setup, info["max_req_input_len"] - 1)
 
@@ -210,5 +220,5 @@ def reference_server(model: Path, folder: Path) -> Iterator[CpuServer]:
     """Run a server without a cache, with room for all requests at once."""
     flags = ["--disable-radix-cache", "--max-total-tokens", "16384", "--max-running-requests", "8"]
     flags += ["--log-level-http", "warning"]
-    with launch(model, None, *flags, log=folder / "reference.log") as server:
+    with launch(model, None, *flags, log=folder / "reference.log", timeout_s=_START_S) as server:
         yield server
