@@ -165,8 +165,9 @@ def generate(url: str, body: Mapping) -> tuple[list[Given], str | None]:
 def fan(url: str, job: Job, run: str, prioritised: bool) -> Outcome:
     """Prompts at once of which each hits a state of its own, and reveals a branch point.
 
-    For each such a state is made first, one after another. Those that come in while states are
-    locked and slots are taken for others have to wait.
+    For each such a state is made first, one after another. Of six, five fit into a chunk of 128
+    tokens: when the last is to be admitted, four states are locked and four slots are taken for
+    branch points, as the step has not ended. With three slots for each and one more, it waits.
     """
     members = range(job.copies)
     waves = [[_of_fan(job.own, i, made)] for i in members for made in range(2)]
@@ -193,7 +194,7 @@ def _of_fan(own: Sequence[int], member: int, made: int) -> list[int]:
     prompt = [33 + member, *own[:90]]
     for each in range(made):
         prompt += [60 + each, *own[90:96]]
-    return [*prompt, 70 + made, *own[96:126]]
+    return [*prompt, 70 + made, *own[96:108]]
 
 
 def generate_reply(url: str, body: Mapping) -> dict:

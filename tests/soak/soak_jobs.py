@@ -243,7 +243,7 @@ class Traffic:
         )  # fmt: skip
 
     def _fan(self) -> Job:
-        return Job(len(self._jobs), "fan", None, self._text(126, 127), length=2, copies=4)
+        return Job(len(self._jobs), "fan", None, self._text(108, 109), length=2, copies=6)
 
     def _short(self) -> Job:
         own = tuple(self._rng.choices(range(40, 43), k=self._rng.randrange(1, 4)))
