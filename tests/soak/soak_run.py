@@ -82,6 +82,7 @@ class Load:
             for job in jobs[:ALONE]:
                 self._serve(job)
             wait([senders.submit(self._serve, job) for job in jobs[ALONE:]])
+        soaked.check_log()  # a server that has ended could not tell more
         after = soaked.counters()
         self.round.counters = {name: after[name] - before[name] for name in after}
         self.round.aborts = aborted_stages(soaked.log, self._name)

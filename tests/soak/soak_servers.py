@@ -178,6 +178,9 @@ class Soaked:
             self.server.flush()
             self._check_pools(self.setup.page + 16)
         assert requests.get(f"{self.url}/health_generate", timeout=60).ok
+        self.check_log()
+
+    def check_log(self) -> None:
         text = self.log.read_text(errors="replace")
         assert "Traceback" not in text, text[text.index("Traceback") :][:4000]
 
