@@ -5,7 +5,7 @@ from soak_report import Visit, line
 from soak_run import Load
 from soak_servers import SETUPS, running
 
-JOBS, SEED = 150, 1
+JOBS, SEED = 100, 1
 """The servers are sent the same, so that the reference is asked once."""
 
 
