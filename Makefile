@@ -8,6 +8,9 @@ ARGS ?=
 # Of `make test`: processes that run tests
 WORKERS ?= 2
 
+# Of `make soak`
+MINUTES ?= 10
+
 # Of `make paper`
 TRACES ?=
 
@@ -22,7 +25,7 @@ SMALL_MODEL := .model
 SMALL_MODEL_ARGS := --max-total-tokens 262144 --max-mamba-cache-size 256
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test matrix mutants lint bench paper clean
+.PHONY: help install serve test matrix soak mutants lint bench paper clean
 
 help:
 	@echo 'make serve     run a server in the foreground: PORT, MODEL (default: a small model made'
@@ -32,6 +35,7 @@ help:
 	@echo 'make test      run the tests: WORKERS (2), ARGS (further arguments of pytest)'
 	@echo 'make matrix    run the server tests on every combination of flags; ARGS="-k page_64" for some,'
 	@echo '               ARGS=--stepwise to go on where the last run stopped'
+	@echo 'make soak      keep one server after another under load and compare every answer: MINUTES (10)'
 	@echo 'make mutants   see deliberate bugs caught by the tests; ARGS="part of a name" for some'
 	@echo 'make lint      check style and types'
 	@echo 'make bench     run the benchmarks'
@@ -71,6 +75,9 @@ test: $(STAMP)
 
 matrix: $(STAMP)
 	$(BIN)/python -m pytest tests/matrix -m 'matrix or not matrix' $(ARGS)
+
+soak: $(STAMP)
+	SOAK_MINUTES='$(MINUTES)' $(BIN)/python -m pytest tests/soak -m soak $(ARGS)
 
 mutants: $(STAMP)
 	$(BIN)/python tests/mutants/mutation_check.py $(if $(ARGS),'$(ARGS)')

@@ -39,10 +39,12 @@ class CpuServer:
     Attributes:
         url: without a trailing slash.
         log: file with everything that its processes print.
+        pid: of the process that was launched.
     """
 
     url: str
     log: Path
+    pid: int
 
     def generate(
         self,
@@ -123,7 +125,7 @@ def launch(
         )
         try:
             _wait_until_healthy(process, url, log, timeout_s)
-            yield CpuServer(url, log)
+            yield CpuServer(url, log, process.pid)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -16,11 +16,17 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 
 @pytest.fixture
-def serve(tmp_path):
-    """Runs `make serve` in a copy whose interpreter prints what it was called with."""
+def make(tmp_path):
+    """Runs `make` in a copy whose interpreter prints what it was called with.
+
+    That is its arguments and the variable ``SOAK_MINUTES``.
+    """
     environment = tmp_path / "environment"
     (environment / "bin").mkdir(parents=True)
-    program = f"#!{sys.executable}\nimport json, sys\nprint('CALLED', json.dumps(sys.argv))\n"
+    program = (
+        f"#!{sys.executable}\nimport json, os, sys\n"
+        "print('CALLED', json.dumps([sys.argv, os.environ.get('SOAK_MINUTES')]))\n"
+    )
     for name in ("python", "hybrid-marconi"):
         (environment / "bin" / name).write_text(program)
         (environment / "bin" / name).chmod(0o755)
@@ -30,9 +36,9 @@ def serve(tmp_path):
     (tmp_path / ".model").mkdir()
     (environment / ".installed").touch()
 
-    def run(*variables):
+    def run(target, *variables):
         done = subprocess.run(
-            ["make", "--no-print-directory", "serve", f"VENV={environment}", *variables],
+            ["make", "--no-print-directory", target, f"VENV={environment}", *variables],
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -44,6 +50,12 @@ def serve(tmp_path):
         return [json.loads(line.removeprefix("CALLED ")) for line in calls]
 
     return run
+
+
+@pytest.fixture
+def serve(make):
+    """Runs `make serve`; returns the arguments of each call."""
+    return lambda *variables: [argv for argv, _ in make("serve", *variables)]
 
 
 def test_small_model_is_written_once_and_served(serve):
@@ -82,3 +94,10 @@ def test_stock_server_with_a_model_and_flags_of_the_user(serve):
         "--name",
         "a b",
     ]
+
+
+def test_a_soak_lasts_as_long_as_asked(make):
+    ((argv, minutes),) = make("soak", "MINUTES=7", "ARGS=-x")
+    assert minutes == "7" and argv[1:] == ["-m", "pytest", "tests/soak", "-m", "soak", "-x"]
+    ((_, minutes),) = make("soak")
+    assert minutes == "10"
