@@ -92,7 +92,22 @@ class Report:
         report = pickle.loads(data)
         if not isinstance(report, Report):
             raise ValueError(f"a report is a {type(report).__name__}")
+        report.check()
         return report
+
+    def check(self) -> None:
+        """What follows from it must not fail later, in the scheduler.
+
+        Raises:
+            ValueError: a field is not of its type, or a table of another size.
+        """
+        numbers = (*self.saved, *self.hits, self.generation, self.number, self.realised)
+        if not all(isinstance(each, int | float) for each in (*numbers, self.seconds)):
+            raise ValueError("a report has something else than numbers")
+        for arm, table in self.tables.items():
+            if not isinstance(arm, int) or not isinstance(table, bytes):
+                raise ValueError("a report has tables that are none")
+            table_from_bytes(table)
 
 
 def window_message(window: Window, generation: int, number: int) -> bytes:
