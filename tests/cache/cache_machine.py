@@ -1,5 +1,7 @@
 """The state machine of `test_machine`: rules over a small scheduler, a model beside it."""
 
+import sys
+
 from cache_model import CacheModel
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -142,14 +144,16 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(
         request=requests(),
         letter=letters,
-        last=st.sampled_from(["serves", "serves", "fails", "is aborted"]),
+        turns=st.integers(2, 3),
+        last=st.sampled_from(["serves", "serves", "does not write", "fails", "is aborted"]),
     )
-    def serve_three(self, request, letter, last):
-        """Three that begin alike, one after another: each can use what the others left."""
-        for turn in range(3):
-            similar = {**request, "letter": turn, "source": turn}
-            if turn < 2 or last == "serves":
-                self._serve(similar, letter)
+    def serve_similar(self, request, letter, turns, last):
+        """Some that begin alike, one after another: each can use what the others left."""
+        prompt = self._prompt(request)[: MOST_TOKENS - 80]
+        for turn in range(turns):
+            similar = {**request, "prompt": [*prompt, *range(500 + 100 * turn, 570 + 100 * turn)]}
+            if turn < turns - 1 or last in ("serves", "does not write"):
+                self._serve(similar, letter, turn < turns - 1 or last == "serves")
                 continue
             self._submit(similar)
             self.scheduler.prefill(runs=last != "fails")
@@ -163,18 +167,22 @@ class CacheMachine(RuleBasedStateMachine):
             self._step(letter, writes=writes)
             if req in self.scheduler.waiting or req is self.scheduler.chunked:
                 self.scheduler.prefill()
-        for _ in range(request["answer"]):
-            self._step(letter)
-            self.scheduler.decode_step()
+        for _ in range(request["answer"] + 1):
+            if not req.finished():
+                self._step(letter)
+                self.scheduler.decode_step()
 
-    def _submit(self, request):
-        """A request: the beginning of an earlier sequence and something new."""
+    def _prompt(self, request):
+        """The beginning of an earlier sequence and something new."""
         beginning, new = [], request["new"]
         if self.history:
             beginning = self.history[-1 - request["source"] % len(self.history)]
             beginning = beginning[: max(0, len(beginning) - request["cut"])]
         first = 100 * request["letter"] + 1
-        prompt = [*beginning, *range(first, first + new)][:MOST_TOKENS] or [first]
+        return [*beginning, *range(first, first + new)][:MOST_TOKENS] or [first]
+
+    def _submit(self, request):
+        prompt = request.get("prompt") or self._prompt(request)
         sampling = {"max_new_tokens": request["answer"]}
         if request["stops"]:
             sampling["stop_token_ids"] = [STOP]
@@ -231,10 +239,14 @@ class CacheMachine(RuleBasedStateMachine):
                 break
 
     @precondition(lambda self: self.scheduler.running)
-    @rule(letter=letters, count=st.integers(1, 2))
-    def retract(self, letter, count):
+    @rule(letter=letters, count=st.integers(1, 2), resumes=st.booleans())
+    def retract(self, letter, count, resumes):
+        """Some go back to the queue; those that resume are prefilled with what they had."""
         self._step(letter)
         self.scheduler.decode_step(retract=count)
+        for _ in range(6 * resumes):
+            self.scheduler.prefill()
+            self.scheduler.decode_step()
 
     def _step(self, letter, stops=False, writes=True):
         self.letter, self.stops, self.scheduler.writes = letter, stops, writes
@@ -266,7 +278,8 @@ class CacheMachine(RuleBasedStateMachine):
             check_all(self.scheduler, self.model)
 
     def teardown(self):
-        if not hasattr(self, "model"):
+        # Hypothesis tears down with a step's failure on its way, which says more.
+        if not hasattr(self, "model") or sys.exc_info()[0] is not None:
             return
         scheduler = self.scheduler
         for req in list(scheduler.waiting):

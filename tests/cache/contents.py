@@ -62,12 +62,10 @@ def _pattern(digests: np.ndarray, layers: int) -> torch.Tensor:
 
 def write_state(pool, slot, digest: int) -> None:
     """Fill state slot ``slot`` of ``pool``."""
+    digests = np.array([digest], np.uint64)
     for tensor in _tensors(pool):
-        pattern = _pattern(np.array([digest], np.uint64), len(tensor))[:, 0]
-        elements = tensor[:, int(slot)]
-        repeats = -(-elements[0].numel() // _BYTES)
-        filled = pattern.repeat(1, repeats)[:, : elements[0].numel()]
-        elements.copy_(filled.view(elements.shape).to(tensor.dtype))
+        elements = tensor[:, int(slot)].view(len(tensor), -1, _BYTES)
+        elements.copy_(_pattern(digests, len(tensor)))
 
 
 def states_that_differ(pool, slots, digests) -> list[int]:
@@ -77,10 +75,8 @@ def states_that_differ(pool, slots, digests) -> list[int]:
     slots, digests = torch.as_tensor(slots), np.array(digests, np.uint64)
     wrong = torch.zeros(len(slots), dtype=torch.bool)
     for tensor in _tensors(pool):
-        found = tensor[:, slots].flatten(2).float()
-        repeats = -(-found.shape[2] // _BYTES)
-        expected = _pattern(digests, len(tensor)).repeat(1, 1, repeats)[:, :, : found.shape[2]]
-        wrong |= (found != expected).any(2).any(0)
+        found = tensor[:, slots].view(len(tensor), len(slots), -1, _BYTES)
+        wrong |= (found != _pattern(digests, len(tensor))[:, :, None]).flatten(2).any(2).any(0)
     return wrong.nonzero().flatten().tolist()
 
 
