@@ -26,6 +26,7 @@ def check_status(status: Any) -> None:
     _check_each("times", _or_empty(status.get("times")), ())
     _check_numbers("live", _or_empty(status.get("live")))
     _check_number("state_bytes", status.get("state_bytes", 0))
+    _check_entries("parts", _or_empty(status.get("parts")), _check_part)
     config, tuning = _or_empty(status.get("config")), _or_empty(status.get("tuning"))
     _check_object("config", config)
     _check_object("tuning", tuning)
@@ -103,6 +104,15 @@ def _check_each(what: str, value: Any, keys: tuple[str, ...]) -> None:
             raise _error(name, found, f"an object with {', '.join(missing)}")
 
     _check_entries(what, value, check)
+
+
+def _check_part(what: str, value: Any) -> None:
+    _check_object(what, value)
+    _check_number(f"{what}.failures", value.get("failures"))
+    if not isinstance(value.get("is_on"), bool):
+        raise _error(f"{what}.is_on", value.get("is_on"), "true, false")
+    if not isinstance(value.get("error"), str):
+        raise _error(f"{what}.error", value.get("error"), "a text")
 
 
 def _check_entries(what: str, value: Any, check: Callable[[str, Any], None]) -> None:

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from sglang_hybrid.cli.status import shown
 from sglang_hybrid.cli.top_figures import Figures, Rates
 from sglang_hybrid.cli.units import show_bytes, show_flops
 
@@ -44,7 +45,7 @@ def _failures(figures: Figures) -> list[Text]:
     return [
         Text(
             f"{name}: {found['failures']} failures, {'on' if found['is_on'] else 'off'}, first: "
-            f"{found['error']}",
+            f"{shown(found['error'], 200)}",
             style="bold red",
         )
         for status in figures.caches

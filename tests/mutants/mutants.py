@@ -106,8 +106,8 @@ MUTANTS = (
     Mutant(
         "a state that no forward wrote is handed over",
         f"{ADAPTER}/request_checkpoints.py",
-        "            if saved.forward.inside_written:\n",
-        "            if True:\n",
+        "            elif saved.forward.inside_written:\n",
+        "            elif True:\n",
         ("tests/cache/test_saving.py",),
     ),
     Mutant(
@@ -127,7 +127,7 @@ MUTANTS = (
     Mutant(
         "savings are measured from the root, not from the nearest live checkpoint",
         f"{ADAPTER}/live_tree.py",
-        "        if live is not None:\n            saved_flops -= live.prefill_flops\n",
+        "        if above.live is not None:\n            saved_flops -= above.live.prefill_flops\n",
         "",
         ("tests/cache/test_eviction.py", "tests/cache/test_agreement_with_replay.py"),
     ),

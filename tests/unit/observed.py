@@ -48,6 +48,7 @@ def status(tuning=None, **counters):
             "no state": {"requests": counters.get("requests", 0), "tokens": 300},
         },
         "tuning": tuning,
+        "parts": {"order": {"is_on": False, "failures": 2, "error": "KeyError: 7"}},
         "times": {},
     }
 

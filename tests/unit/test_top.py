@@ -71,6 +71,15 @@ def test_the_tuner_is_shown():
     assert "Tuner" not in drawn(Figures.of([status()]))
 
 
+def test_a_part_that_has_failed_is_shown():
+    parts = {
+        "order": {"is_on": False, "failures": 1, "error": "KeyError: 7"},
+        "saving": {"is_on": True, "failures": 0, "error": ""},
+    }
+    text = drawn(Figures.of([{**status(), "parts": parts}]))
+    assert "order: 1 failures, off, first: KeyError: 7" in text and "saving" not in text
+
+
 @pytest.mark.parametrize("width", [40, 60, 120])
 def test_it_fits_the_terminal(width):
     figures = Figures.of([status(TUNING)], [status(TUNING)], 1.0)
