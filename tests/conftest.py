@@ -5,9 +5,9 @@ from hypothesis import settings
 
 settings.register_profile("night", max_examples=2000, deadline=None)
 
-FOLDERS_WITH_SERVERS = {"server", "matrix"}
-SHARED_SERVERS = ("served", "combined")
-"""Session fixtures with a server per parameter."""
+FOLDERS_WITH_SERVERS = {"hicache", "matrix", "reports", "server", "soak", "support"}
+SHARED_SERVERS = ("served", "combined", "crowded", "answers")
+"""Session fixtures: a server, or one for each parameter."""
 
 
 @pytest.hookimpl(trylast=True)
@@ -25,8 +25,8 @@ def _group_of(item):
     parameters = item.callspec.indices if hasattr(item, "callspec") else {}
     for name in SHARED_SERVERS:
         definitions = item._fixtureinfo.name2fixturedefs.get(name)
-        if definitions and definitions[-1].scope == "session" and name in parameters:
-            return f"{name}-{parameters[name]}"
+        if definitions and definitions[-1].scope == "session":
+            return f"{name}-{parameters.get(name, 0)}"
     return item.nodeid.partition("::")[0]
 
 
