@@ -125,6 +125,21 @@ def test_a_state_goes_alone_when_only_slots_are_short(policy, options):
     check_contents(cache)
 
 
+def test_kv_that_is_on_the_device_alone_counts_to_a_hit_on_the_host(options):
+    config = {"prompt_end": "never", "min_gain_tokens": SHARED - 10}
+    cache = tiered_cache(config, policy="write_back", **options)
+    driver = TieredDriver(cache)
+    driver.serve(prompt(11))
+    driver.serve(prompt(12, shared=96))  # cuts the node; too little for a checkpoint
+    driver.serve(prompt(13))
+    evict(cache, EvictParams(num_tokens=0, mamba_num=cache.mamba_evictable_size()))
+    req = driver.request(prompt(14))
+    req.init_next_round_input(cache)
+    assert (req.prefix_len, req.host_hit_length) == (0, SHARED)
+    assert driver.serve(prompt(15)) == SHARED
+    check_contents(cache)
+
+
 def two_tiers(slots, **options):
     """A cache with a branch at SHARED on the device, and a deeper one on the host."""
     cache = tiered_cache({"prompt_end": "never"}, slots=slots, **options)

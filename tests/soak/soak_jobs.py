@@ -94,6 +94,11 @@ ALONE = 8
 """Jobs at the beginning, each for a server without other traffic: a fan, a prompt that is too
 long, and an abort at each stage in each way, so that none of these is left to chance."""
 
+ROOM = 5
+"""Tokens of an answer for which the longest prompt leaves room; SGLang cuts longer ones."""
+
+_DRAWN = 3000
+
 SPACES = ({}, {}, {}, {}, {"extra_key": "a"}, {"cache_salt": "s"}, {"extra_key": "as"})
 """Mostly the common one; the last three share no prefix with it or with each other."""
 
@@ -115,11 +120,14 @@ class Traffic:
 
     Args:
         longest: tokens of the longest prompt that the pool admits.
+        refused: tokens of the shortest prompt that is refused. Only the lengths of a few
+            prompts depend on these two.
     """
 
-    def __init__(self, seed: int, longest: int) -> None:
+    def __init__(self, seed: int, longest: int, refused: int) -> None:
         self._rng = random.Random(seed)
         self._longest = longest
+        self._refused = refused
         self._jobs: list[Job] = []
         self._families = [
             tuple(tokens(length, 1000 * seed + i))
@@ -251,16 +259,21 @@ class Traffic:
 
     def _long(self) -> Job:
         fork, space = self._fork()
-        length = self._rng.choice((self._longest, self._rng.randrange(400, self._longest)))
-        if length == self._longest:
-            fork = None
-        answer = self._rng.randrange(1, 6)  # there is room for five tokens
-        own = self._text(length, length + 1)
-        return self._job("long", fork, own, length=answer, space=space, logprob_start=None)
+        is_longest = self._rng.random() < 0.5
+        length, text = self._rng.randrange(400, 1800), self._text(_DRAWN, _DRAWN + 1)
+        answer = self._rng.randrange(1, ROOM + 1)
+        return self._job(
+            "long",
+            None if is_longest else fork,
+            text[: self._longest if is_longest else length],
+            length=answer,
+            space=space,
+            logprob_start=None,
+        )
 
     def _too_long(self) -> Job:
-        beyond = self._rng.choice((1, 2, 500))
-        own = self._text(self._longest + beyond, self._longest + beyond + 1)
+        beyond, text = self._rng.choice((0, 1, 500)), self._text(_DRAWN, _DRAWN + 1)
+        own = text[: self._refused + beyond]
         return self._job("too_long", None, own, stream=False, logprob_start=None, sampling={})
 
     def _abort(self) -> Job:

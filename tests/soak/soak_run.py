@@ -71,7 +71,10 @@ class Load:
 
     def run(self, count: int) -> Round:
         """Send ``count`` jobs; returns when all are answered and compared."""
-        soaked, traffic = self._soaked, Traffic(self.round.seed, self._soaked.longest)
+        soaked, traffic = (
+            self._soaked,
+            Traffic(self.round.seed, self._soaked.longest, self._soaked.refused),
+        )
         before = soaked.counters()
         jobs = traffic.jobs(count)
         self._sequences = {job.number: Future() for job in jobs}
@@ -150,9 +153,8 @@ class Load:
 
     def _check_refusal(self, job: Job, outcome: Outcome) -> None:
         assert job.kind == "too_long", f"refused: {outcome.refusal}"
-        allowed = self._soaked.longest + 1
         assert outcome.refusal is not None, "a prompt that is too long was served"
-        named = f"({len(outcome.prompt)} tokens)", f"({allowed} tokens)"
+        named = f"({len(outcome.prompt)} tokens)", f"({self._soaked.refused} tokens)"
         assert all(each in outcome.refusal for each in named), outcome.refusal
 
     def _check(self, job: Job, given, prompt, *arguments) -> None:

@@ -126,12 +126,24 @@ class Soaked:
     """A server under load.
 
     Attributes:
-        longest: tokens of the longest prompt that it admits.
+        refused: tokens of the shortest prompt that it refuses.
     """
 
     server: CpuServer
     setup: Setup
-    longest: int
+    refused: int
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt that leaves room for `ROOM` tokens.
+
+        With pages above 1 SGLang, with any cache, sets a page aside for the answer, cuts it
+        to what is left, and accepts even longer prompts that it can never admit: those
+        behind them wait for ever.
+        """
+        if self.setup.page == 1:
+            return self.refused - 1
+        return TOKENS - 2 * self.setup.page
 
     @property
     def url(self) -> str:
@@ -219,7 +231,7 @@ def running(setup: Setup, model: Path, folder: Path) -> Iterator[Soaked]:
         environment=setup.environment,
     ) as server:
         info = requests.get(f"{server.url}/server_info", timeout=60).json()
-        yield Soaked(server, setup, info["max_req_input_len"] - 1)
+        yield Soaked(server, setup, info["max_req_input_len"])
 
 
 @contextlib.contextmanager
