@@ -33,13 +33,13 @@ def namespace_of(extra_key: str | None, cache_salt: str | None = None) -> int:
         extra_key: SGLang's, which has a LoRA adapter's name at its end.
         cache_salt: SGLang keeps it apart from the extra key.
     """
-    if extra_key is None and cache_salt is None:
-        return 0
-    if cache_salt is None:
-        digest = hashlib.blake2b(extra_key.encode(), digest_size=8)
-    else:
+    if cache_salt is not None:
         both = repr((extra_key, cache_salt)).encode()
         digest = hashlib.blake2b(both, digest_size=8, person=b"salted")
+    elif extra_key is not None:
+        digest = hashlib.blake2b(extra_key.encode(), digest_size=8)
+    else:
+        return 0
     return int.from_bytes(digest.digest(), "little")
 
 
