@@ -167,9 +167,9 @@ class CacheMachine(RuleBasedStateMachine):
             self._step(letter, writes=writes)
             if req in self.scheduler.waiting or req is self.scheduler.chunked:
                 self.scheduler.prefill()
-        for _ in range(request["answer"] + 1):
+        for step in range(request["answer"] + 1):
             if not req.finished():
-                self._step(letter)
+                self._step(letter, stops=request["stops"] and step == request["answer"] // 2)
                 self.scheduler.decode_step()
 
     def _prompt(self, request):
