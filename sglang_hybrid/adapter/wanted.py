@@ -22,7 +22,7 @@ def chain_of(req: Req) -> PageChain:
     """The chained page hashes of ``req``, as far as they were needed until now."""
     chain = getattr(req, "hybrid_pages", None)
     if chain is None:
-        chain = req.hybrid_pages = PageChain(namespace_of(req.extra_key))
+        chain = req.hybrid_pages = PageChain(namespace_of(req.extra_key, req.cache_salt))
     return chain
 
 

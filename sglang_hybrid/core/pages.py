@@ -26,11 +26,17 @@ _FACTORS: Hashes = np.random.Generator(np.random.PCG64(2025)).integers(
 ) * np.uint64(2) + np.uint64(1)
 
 
-def namespace_of(extra_key: str | None) -> int:
-    """What separates tenants, adapters and salts: 64 bits of a digest of SGLang's extra key."""
-    if extra_key is None:
+def namespace_of(extra_key: str | None, cache_salt: str | None = None) -> int:
+    """What separates tenants, adapters and salts: 64 bits of a digest of SGLang's two keys."""
+    if extra_key is None and cache_salt is None:
         return 0
-    return int.from_bytes(hashlib.blake2b(extra_key.encode(), digest_size=8).digest(), "little")
+    text = b"" if extra_key is None else extra_key.encode()
+    key = b""
+    if cache_salt is not None:
+        # Apart from the text: ("a", "bc"), ("ab", "c") and (None, "abc") are three tenants.
+        key = hashlib.blake2b(cache_salt.encode(), digest_size=63).digest()
+        key += b"\0" if extra_key is None else b"\1"
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8, key=key).digest(), "little")
 
 
 def mixed(values: Hashes) -> Hashes:

@@ -39,7 +39,9 @@ def publish_server_args(page_size: int, **kwargs) -> ServerArgs:
     return args
 
 
-def make_pools(slots: int, tokens: int, rows: int, extra_buffer: bool, page_size: int):
+def make_pools(
+    slots: int, tokens: int, rows: int, extra_buffer: bool, page_size: int, context: int = 1 << 14
+):
     shape = Mamba2StateShape.create(
         tp_world_size=1,
         intermediate_size=16,
@@ -53,7 +55,7 @@ def make_pools(slots: int, tokens: int, rows: int, extra_buffer: bool, page_size
         size=rows,
         mamba_size=slots,
         mamba_spec_state_size=rows,
-        max_context_len=1 << 14,
+        max_context_len=context,
         device="cpu",
         enable_memory_saver=False,
         cache_params=Mamba2CacheParams(shape=shape, layers=STATE_LAYERS),
@@ -100,16 +102,19 @@ def make_cache(
     costs: ModelCosts = COSTS,
     cache_class=HybridMarconiCache,
     family=None,
+    context: int = 1 << 14,
+    kv_events: bool = False,
     **server_args,
 ):
     publish_server_args(page_size, **server_args)
-    req_pool, allocator = make_pools(slots, tokens, rows, extra_buffer, page_size)
+    req_pool, allocator = make_pools(slots, tokens, rows, extra_buffer, page_size, context)
     params = CacheInitParams(
         disable=False,
         req_to_token_pool=req_pool,
         token_to_kv_pool_allocator=allocator,
         page_size=page_size,
         enable_mamba_extra_buffer=extra_buffer,
+        enable_kv_cache_events=kv_events,
         tree_components=(ComponentType.FULL, ComponentType.MAMBA),
     )
     if cache_class is HybridMarconiCache:
@@ -125,10 +130,11 @@ class Driver:
         self.cache = cache
         self.chunk = chunk
         self.custom_params = None  # of the sampling parameters of requests from now on
+        self.of_requests = {}  # further arguments of requests from now on
         self._ids = itertools.count()
 
-    def admit(self, prompt, extra_key=None):
-        """Match and admit ``prompt``; returns the request."""
+    def wait(self, prompt, extra_key=None):
+        """Match ``prompt``; returns the request, which waits for admission."""
         from sglang.srt.managers.schedule_batch import Req
         from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -140,8 +146,14 @@ class Driver:
                 max_new_tokens=1 << 10, custom_params=self.custom_params
             ),
             extra_key=extra_key,
+            **self.of_requests,
         )
         req.init_next_round_input(self.cache)
+        return req
+
+    def admit(self, prompt, extra_key=None):
+        """Match and admit ``prompt``; returns the request."""
+        req = self.wait(prompt, extra_key)
         self._admit(req)
         req.hit = req.prefix_len
         return req
@@ -157,7 +169,7 @@ class Driver:
             self._extend(req, end)
             self.cache.checkpoint(req, up_to=end)
             req.prefix_len = end
-            self.cache.check_integrity()
+            self.check()
             if end == len(req.full_untruncated_fill_ids):
                 return req
 
@@ -173,7 +185,7 @@ class Driver:
         req.finished_reason = FINISH_LENGTH(length=len(output))
         req.kv.kv_committed_len = end
         release_kv_cache(req, self.cache, checkpoint=True)
-        self.cache.check_integrity()
+        self.check()
 
     def abort(self, req):
         """Release a running request without a checkpoint, as after an abort or a retraction."""
@@ -182,7 +194,7 @@ class Driver:
 
         req.finished_reason = FINISH_ABORT("aborted")
         release_kv_cache(req, self.cache, checkpoint=False)
-        self.cache.check_integrity()
+        self.check()
 
     def has_room(self, tokens: int) -> bool:
         """Whether the scheduler would admit a request of so many tokens."""
@@ -197,6 +209,10 @@ class Driver:
         self.finish(req, list(output))
         return req.hit
 
+    def check(self):
+        """Raise AssertionError unless slots, tree and indexes agree."""
+        self.cache.check_integrity()
+
     # ---- what the scheduler and the forward do ----
 
     def _admit(self, req):
@@ -205,8 +221,7 @@ class Driver:
 
         prefix = cache.prefix_device_indices(req) if req.prefix_len else None
         req.lock = cache.lock(req.last_node)
-        cache.plan_chunk(req)
-        cache.on_admitted(req)
+        self._tell_admitted(req)
         alloc_req_slots(cache.req_to_token_pool, [req], cache)
         req.kv.cache_protected_len = req.prefix_len
         if prefix is not None:
@@ -216,6 +231,10 @@ class Driver:
             pool.copy_from(req.kv.mamba_cow_src_index, req.kv.mamba_pool_idx.unsqueeze(0))
             assert self.state_of(req) == signature(req.full_untruncated_fill_ids[: req.prefix_len])
             req.kv.mamba_cow_src_index = None
+
+    def _tell_admitted(self, req):
+        self.cache.plan_chunk(req)
+        self.cache.on_admitted(req)
 
     def _extend(self, req, end):
         cache, start = self.cache, max(req.kv.kv_allocated_len, req.prefix_len)
