@@ -46,8 +46,9 @@ def test_order_and_place_of_pages_matter():
 
 
 def test_namespaces_share_nothing():
-    spaces = [namespace_of(None), namespace_of(""), namespace_of("tenant-a"), namespace_of("b")]
-    assert len(set(spaces)) == 4
+    keys = [(None,), ("",), ("tenant-a",), ("b",), (None, "b"), ("", "b"), ("a", "bc"), ("ab", "c")]
+    spaces = [namespace_of(*key) for key in keys]
+    assert len(set(spaces)) == len(keys)
     every = [value for space in spaces for value in hashes(TOKENS, space)]
     assert len(set(every)) == len(every)
 
