@@ -144,8 +144,12 @@ def test_no_slot_leaks_however_a_request_ends(extra_buffer, shared):
     assert held_by(refused) == 0
     check_account(cache)
 
-    for forwards in (1, 2):  # between a forward and its result, in every chunk
-        stopped = driver.start(sharing(shared, 300, 5), stop_after=driver.passes + forwards)
+    driver.serve([*unique(200, 7), *unique(100, 8)], [7])
+    for forwards, saved in ((1, 1), (2, 0)):  # between a forward and its result
+        stopped = driver.start(
+            [*unique(200, 7), *unique(300, 9)], stop_after=driver.passes + forwards
+        )
+        assert held_by(stopped) == (3 if extra_buffer else 1) + saved  # at the branch point
         check_account(cache, stopped)
         driver.abort(stopped)
         check_account(cache)
