@@ -49,6 +49,11 @@ SCHEDULER = (
         "sglang_hybrid.adapter.serving:prefill_adder_class",
     ),
     Hook(
+        "sglang.srt.managers.schedule_batch.Req.__init__",
+        "after",
+        "sglang_hybrid.adapter.namespaces:separate_adapters",
+    ),
+    Hook(
         f"{_SCHEDULER}.init_request_receiver",
         "after",
         "sglang_hybrid.adapter.serving:bind_scheduler",

@@ -169,6 +169,7 @@ NAMES: tuple[Name, ...] = (
             "ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend": "self req",
             "_MambaRadixCacheV2TrackEntry": "track_mask track_position track_seqlen",
             "mamba_track_grid": "tree_page",
+            "Req.__init__": None,
             "Req._check_token_based_finish": "self new_accepted_tokens",
             "Req.next_output_finishes_by_length": "self",
         },

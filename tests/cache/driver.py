@@ -92,20 +92,36 @@ class Driver:
             **{"extra_key": extra_key, **self.keys, **options},
         )
 
+    def wait(self, prompt, extra_key=None):
+        """A new request, matched, which waits for admission."""
+        req = self.request(prompt, extra_key)
+        self.match(req)
+        return req
+
     def match(self, req):
         """Match ``req``, which may now hold a slot for the copy of its hit's state."""
         req.init_next_round_input(self.cache)
 
     def admit(self, prompt, extra_key=None):
         """Match and admit ``prompt``; returns the request."""
-        req = self.request(prompt, extra_key)
-        self.match(req)
+        return self.take_in(self.wait(prompt, extra_key))
+
+    def take_in(self, req):
+        """Admit a request that waits."""
         req.lock = self.cache.lock(req.last_node)
-        self.cache.plan_chunk(req)
-        self.cache.on_admitted(req)
+        self.tell_admitted(req)
         self.enter([req])
         req.hit = req.prefix_len
         return req
+
+    def tell_admitted(self, req):
+        """What the cache hears of an admission."""
+        self.cache.plan_chunk(req)
+        self.cache.on_admitted(req)
+
+    def check(self):
+        """Raise AssertionError unless slots, tree and indexes agree."""
+        self.cache.check_integrity()
 
     def enter(self, reqs):
         """Give admitted requests their rows and slots, as `ScheduleBatch.prepare_for_extend`."""
@@ -135,12 +151,12 @@ class Driver:
         """The forward of ``req`` is done: the tree gets what there is."""
         self.cache.checkpoint(req, up_to=req.extend_end)
         req.prefix_len = req.extend_end
-        self.cache.check_integrity()
+        self.check()
 
     def release(self, req, checkpoint=True):
         """``req`` has ended; with ``checkpoint`` the tree first gets what there is."""
         release_kv_cache(req, self.cache, checkpoint=checkpoint)
-        self.cache.check_integrity()
+        self.check()
 
     def has_room(self, tokens: int) -> bool:
         """Whether the scheduler would admit a request of so many tokens."""

@@ -12,7 +12,6 @@ import math
 from array import array
 
 import torch
-from driver import Driver
 from sglang.srt.configs.mamba_utils import Mamba2CacheParams, Mamba2StateShape
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
@@ -26,8 +25,6 @@ from sglang.srt.server_args import ServerArgs
 from sglang_hybrid.adapter.cache import HybridMarconiCache
 from sglang_hybrid.config import CacheConfig
 from sglang_hybrid.core.costs import ModelCosts
-
-__all__ = ["Driver", "make_cache", "make_pools", "match_length", "publish_server_args"]
 
 STATE_LAYERS, KV_LAYERS = [0, 2, 3], [1]
 # Every layer kind contributes; one state is worth some hundred tokens of KV.
@@ -50,6 +47,7 @@ def make_pools(
     page_size: int,
     lazy: bool = False,
     overlap: bool = True,
+    context: int = 1 << 14,
 ):
     shape = Mamba2StateShape.create(
         tp_world_size=1,
@@ -64,7 +62,7 @@ def make_pools(
         size=rows,
         mamba_size=slots,
         mamba_spec_state_size=rows,
-        max_context_len=1 << 14,
+        max_context_len=context,
         device="cpu",
         enable_memory_saver=False,
         cache_params=Mamba2CacheParams(shape=shape, layers=STATE_LAYERS),
@@ -116,6 +114,7 @@ def make_cache(
     cache_class=HybridMarconiCache,
     family=None,
     kv_events: bool = False,
+    context: int = 1 << 14,
     **server_args,
 ):
     """A cache over pools of its own.
@@ -133,7 +132,7 @@ def make_cache(
         **{"mamba_track_interval": math.lcm(64, page_size), **server_args},
     )
     req_pool, allocator = make_pools(
-        slots, tokens, rows, extra_buffer, page_size, lazy, overlap and extra_buffer
+        slots, tokens, rows, extra_buffer, page_size, lazy, overlap and extra_buffer, context
     )
     params = CacheInitParams(
         disable=False,

@@ -93,6 +93,7 @@ def test_kv_beyond_the_last_state_does_not_supersede_it():
 
 
 def test_only_the_consumed_state_is_refreshed():
+    """sglang #31643: a hit refreshed every state of its path."""
     cache = make_cache({"policy": "lru", "prompt_end": "never"}, slots=32)
     driver = Driver(cache)
     talk = unique(100, 1)

@@ -19,6 +19,7 @@ def rank(hash_seed: int, lead: int) -> subprocess.Popen:
 
 
 def test_two_ranks_evict_the_same_nodes_in_the_same_order():
+    """sglang #22759: ranks whose wall clocks differed evicted different nodes and hung."""
     # Another hash seed, another start on the clock, and decisions that come earlier.
     processes = [rank(1, 0), rank(4_000_000, 37)]
     victims = []

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,10 @@ PAGES = [
     "docs/exactness.md",
     "docs/operations.md",
     "docs/support.md",
+    "docs/reports.md",
+    "docs/reliability.md",
+    "docs/security.md",
+    "docs/exact-checkpoints.md",
     "docs/benchmarks.md",
     "docs/traces.md",
     "docs/replay.md",
@@ -74,3 +79,14 @@ def test_every_counter_is_explained():
     counters = pytest.importorskip("sglang_hybrid.adapter.counters").Counters().as_dict()
     text = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
     assert [name for name in counters if f"`{name}`" not in text] == []
+
+
+def test_tests_of_public_reports_exist():
+    text = (ROOT / "docs/reports.md").read_text(encoding="utf-8")
+    file, missing = "", []
+    for named, name in re.findall(r"`([\w/]*\.py)?::(\w+)`", text):
+        file = named or file
+        path = ROOT / (file if "/" in file else f"tests/reports/{file}")
+        if f"def {name}(" not in path.read_text(encoding="utf-8"):
+            missing.append(f"{path}::{name}")
+    assert not missing and text.count("::test_") > 30
