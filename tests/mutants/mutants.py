@@ -173,4 +173,73 @@ MUTANTS = (
         "            req.hybrid_tail = None\n",
         ("tests/cache/test_failures.py",),
     ),
+    Mutant(
+        "a hit goes on from whatever its slot holds",
+        f"{ADAPTER}/mamba.py",
+        "        return super().finalize_match_result_in_cache(params, result)\n",
+        "        result = super().finalize_match_result_in_cache(params, result)\n"
+        "        if params.req is not None:\n"
+        "            params.req.kv.mamba_cow_src_index = None\n"
+        "        return result\n",
+        ("tests/cache/test_stress.py",),
+    ),
+    Mutant(
+        "tenants share the tree",
+        f"{ADAPTER}/cache.py",
+        "    # ---- checks ----\n",
+        "    def match_prefix(self, params):\n"
+        "        params.key.extra_key = params.key.cache_salt = None\n"
+        "        return super().match_prefix(params)\n\n"
+        "    # ---- checks ----\n",
+        ("tests/cache/test_admission.py",),
+    ),
+    Mutant(
+        "a copy made before a stop token counts a token too many",
+        f"{ADAPTER}/request_checkpoints.py",
+        "stops.SLOT, token_ids_len - 1",
+        "stops.SLOT, token_ids_len",
+        ("tests/cache/test_saving.py",),
+    ),
+    Mutant(
+        "a state that a step in flight overwrites is handed over",
+        f"{ADAPTER}/request_checkpoints.py",
+        "        elif is_copied or self._is_overwritten(req):\n",
+        "        elif is_copied:\n",
+        ("tests/cache/test_machine_findings.py", "tests/cache/test_machine.py"),
+    ),
+    Mutant(
+        "a state beyond what is kept of a sequence is handed over",
+        f"{ADAPTER}/request_checkpoints.py",
+        "            if saved.depth > length:\n",
+        "            if saved.depth > length + (1 << 40):\n",
+        ("tests/cache/test_machine_findings.py", "tests/cache/test_machine.py"),
+    ),
+    Mutant(
+        "KV that the tree holds is freed with its request",
+        f"{ADAPTER}/cache.py",
+        "(max(start, first), end)",
+        "(start, end)",
+        ("tests/cache/test_machine_findings.py", "tests/cache/test_machine.py"),
+    ),
+    Mutant(
+        "requests of one batch share a state across tenants",
+        f"{ADAPTER}/saving.py",
+        "        req.extra_key == other.extra_key\n        and req.cache_salt == other.cache_salt\n",
+        "        True\n",
+        ("tests/cache/test_machine_findings.py", "tests/cache/test_machine.py"),
+    ),
+    Mutant(
+        "a state that leaves the device is not copied to the host",
+        f"{ADAPTER}/host_tier.py",
+        "        if data.value is not None and data.host_value is None:\n",
+        "        if False:\n",
+        ("tests/hicache/test_host_tier.py",),
+    ),
+    Mutant(
+        "a declined reload leaves a request without a state",
+        f"{ADAPTER}/tiered.py",
+        "            loaded = 0, self.components[MAMBA].start_on_device(params.req, loaded[1])\n",
+        "",
+        ("tests/hicache/test_host_tier.py",),
+    ),
 )
