@@ -224,7 +224,8 @@ MUTANTS = (
     Mutant(
         "requests of one batch share a state across tenants",
         f"{ADAPTER}/saving.py",
-        "        req.extra_key == other.extra_key\n        and req.cache_salt == other.cache_salt\n",
+        "        req.extra_key == other.extra_key\n"
+        "        and req.cache_salt == other.cache_salt\n",
         "        True\n",
         ("tests/cache/test_machine_findings.py", "tests/cache/test_machine.py"),
     ),
