@@ -1,6 +1,7 @@
 """Reports of shared prefixes that hit less than they could, or nothing."""
 
 import itertools
+import random
 
 import pytest
 from harness import Driver, make_cache
@@ -81,14 +82,13 @@ def test_a_long_prefix_is_hit_although_prefills_made_more_states_than_slots(extr
     """
 
     def hits(driver):
-        prompts = [sharing(SHARED, 8000, salt) for salt in (1, 2, 3)]
+        prompts = [sharing(SHARED, 24_000, salt) for salt in (1, 2, 3)]
         return [driver.serve(prompt, [7]) for prompt in prompts]
 
     options = {**LONG, "slots": 12, "extra_buffer": extra_buffer}
     assert hits(StockDriver(stock_cache(tokens=1 << 18, **options), 2048)) == [0] * 3
-    # The second starts from a boundary, and saves the state where the prompts part.
-    second, third = hits(SavingDriver(ours(**options), 2048))[1:]
-    assert second >= SHARED // 2 and third == SHARED
+    later = hits(SavingDriver(ours(**options), 2048))[1:]
+    assert all(hit >= SHARED - 2048 for hit in later), later  # the last boundary, or all of it
 
 
 @pytest.mark.parametrize("shared", [1600, 1500])
@@ -118,18 +118,20 @@ def test_prompts_are_shared_where_answers_differ():
         assert hits(Driver(make_cache(config, slots=24))) == [0, 0, 600, 600, 600]
 
 
-def test_old_states_of_a_session_do_not_stay_hot():
+@pytest.mark.parametrize("policy", ["lru", "auto"])
+def test_old_states_of_a_session_do_not_stay_hot(policy):
     """sglang #31643: a hit refreshed all states of its path, so that under pressure whole idle
     sessions went instead of the states that no turn needs any more (hit rate 0.61 for 0.83).
-    Here: twelve sessions in turn for twelve rounds, with slots for one state each and a half
-    more; every turn goes on where the last one ended.
+    Here: twelve sessions for twelve rounds, each in another order, with slots for four states of
+    each session; every turn goes on where the last one ended.
     """
-    cache = ours({"prompt_end": "never"}, slots=20, tokens=1 << 15)
+    cache = ours({"prompt_end": "never", "policy": policy}, slots=50, tokens=1 << 15)
     driver, sessions, last = Driver(cache), [unique(100, i) for i in range(1, 13)], [0] * 12
     for turn in range(12):
-        for i, session in enumerate(sessions):
+        for i in random.Random(turn).sample(range(12), 12):
+            session = sessions[i]
             answer = unique(20, 100 + 12 * turn + i)
             assert driver.serve(session, answer) == last[i], (turn, i)
             last[i] = len(session) + len(answer) - 1
             session += [*answer, *unique(80, 300 + 12 * turn + i)]
-    assert cache.counters.evicted_states > 100
+    assert cache.counters.evicted_states > 60

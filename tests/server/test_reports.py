@@ -26,6 +26,4 @@ def test_a_prefill_in_mixed_chunks_leaves_right_states(served):
             comparison.add(*job, answer)
     for again in (sharing(600, 2, 19), long):
         assert comparison.ask(again, 4).hit >= 512
-    log = server.log.read_text(errors="replace")
-    assert "Mixed" in log or "Prefill batch" in log
     comparison.check()
