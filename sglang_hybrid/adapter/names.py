@@ -103,6 +103,7 @@ NAMES: tuple[Name, ...] = (
             "_evict": "self params available_size_targets allocation_reclaim_satisfied",
             "_component_available_size": "self component_type",
             "_evict_device_leaf": "self node_id tracker",
+            "free_kv_row": "self kv ranges",
             "lock": "self node_id skip_lock_components",
             "unlock": "self lock",
             "mamba_evictable_size": "self",

@@ -6,15 +6,14 @@ from cache_model import CacheModel
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from machine_checks import check_all, check_drained
-from saving_driver import FAMILY, saving_cache
+from machine_setups import PLACES, POLICIES, setups
+from saving_driver import saving_cache
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from small_scheduler import SmallScheduler
 
 from sglang_hybrid.core.policies import make_policy
 
 STOP = 999
-POLICIES = [("lru", 0.0), ("utility", 0.5), ("marconi", 1.0), ("density", 0.0)]
-STRATEGIES = ["no_buffer", "extra_buffer", "extra_buffer_lazy"]
 NAMESPACES = [
     {},
     {"extra_key": "a"},
@@ -26,43 +25,6 @@ NAMESPACES = [
 MOST_TOKENS = 420
 
 letters = st.integers(0, 2)
-
-
-@st.composite
-def setups(draw):
-    """Arguments of a cache, its configuration and what the machine does all the time."""
-    strategy = draw(st.sampled_from(STRATEGIES))
-    is_buffered = strategy != "no_buffer"
-    page = draw(st.sampled_from([1, 16, 64])) if is_buffered else 1
-    modes = ["exact", "split", "chunk"] if is_buffered else ["exact", "split"]
-    mode = draw(st.sampled_from(modes))
-    is_tiny = draw(st.booleans())
-    per_request = {"no_buffer": 1, "extra_buffer": 3, "extra_buffer_lazy": 2}[strategy]
-    slots = per_request + draw(st.integers(1, 4 + 2 * per_request)) if is_tiny else 200
-    tokens = draw(st.sampled_from([512, 1024])) if is_tiny else 1 << 14
-    config = {
-        "branch_checkpoint": mode,
-        "policy": draw(st.sampled_from([name for name, _ in POLICIES])),
-        "prompt_end": draw(st.sampled_from(["auto", "always", "never"])),
-        "chunk_boundary": draw(st.sampled_from(["first_victims", "never"])),
-        "min_gain_tokens": draw(st.sampled_from([1, 16, 128])),
-        "ghost_forks": draw(st.booleans()),
-    }
-    options = {
-        "extra_buffer": is_buffered,
-        "lazy": strategy == "extra_buffer_lazy",
-        # Without it a lazy tracking buffer has no second slot, which SGLang relies on.
-        "overlap": is_buffered and (strategy == "extra_buffer_lazy" or draw(st.booleans())),
-        "page_size": page,
-        "slots": slots,
-        "tokens": tokens,
-        "rows": 4,
-        "family": draw(st.sampled_from([FAMILY, FAMILY, None])),
-        "strip_thinking_cache": draw(st.sampled_from([False, False, True])),
-    }
-    chunks = [64, 128] if page == 64 or mode == "chunk" else [16, 48, 64]
-    chunk = draw(st.sampled_from([*chunks, None] if mode != "split" else chunks))
-    return config, options, chunk
 
 
 def requests():
@@ -82,11 +44,17 @@ def requests():
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """See `test_machine`."""
+    """See `test_machine`.
 
-    @initialize(setup=setups())
-    def build(self, setup):
-        config, options, self.chunk = setup
+    Attributes:
+        place: of `PLACES`; hypothesis by itself would repeat a few of them.
+    """
+
+    place = PLACES[0]
+
+    @initialize(data=st.data())
+    def build(self, data):
+        config, options, self.chunk = data.draw(setups(self.place))
         self.cache = cache = saving_cache(config, **options)
         self.strips = options["strip_thinking_cache"]
         self.letter, self.stops = 0, False
