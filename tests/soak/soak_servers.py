@@ -110,7 +110,7 @@ MORE_SETUPS = [
     Setup("lazy_page_64_mixed", "extra_buffer_lazy", 12, page=64, args=("--enable-mixed-chunk",)),
     Setup("no_buffer_retracts", "no_buffer", 12, args=NO_OVERLAP, retracts=True),
     Setup(
-        "split_mixed", "extra_buffer", 24, args=("--enable-mixed-chunk", *FOUR),
+        "split_mixed", "extra_buffer", 17, args=("--enable-mixed-chunk",),
         config={"branch_checkpoint": "split", "policy": "marconi", "tuner": "bootstrap"},
     ),
     Setup("chunk", "extra_buffer", 17, chunk=256, config={"branch_checkpoint": "chunk"}),
