@@ -10,7 +10,7 @@ SHARED_SERVERS = ("served", "combined", "crowded", "answers")
 """Session fixtures: a server, or one for each parameter."""
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items):
     """Keep together what shares a server or a module, and begin with what starts servers.
 
@@ -18,6 +18,7 @@ def pytest_collection_modifyitems(items):
     """
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_group_of(item)))
+    yield  # pytest-xdist reads the groups, pytest sorts by parameters
     items.sort(key=lambda item: item.path.parent.name not in FOLDERS_WITH_SERVERS)
 
 
