@@ -71,7 +71,7 @@ serve: $(STAMP)
 	exec $(BIN)/python -m sglang.launch_server "$$@" $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest tests -n $(WORKERS) --dist loadgroup -p no:benchmark $(ARGS)
+	$(BIN)/python -m pytest tests -n $(WORKERS) --no-loadscope-reorder -p no:benchmark $(ARGS)
 
 matrix: $(STAMP)
 	$(BIN)/python -m pytest tests/matrix -m 'matrix or not matrix' $(ARGS)

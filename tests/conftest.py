@@ -1,34 +1,47 @@
 """Shared by all tests."""
 
 import pytest
+from combinations import ALL
 from hypothesis import settings
+from setups import SETUPS
 
 settings.register_profile("night", max_examples=2000, deadline=None)
 
 FOLDERS_WITH_SERVERS = {"hicache", "matrix", "reports", "server", "soak", "support"}
-SHARED_SERVERS = ("served", "combined", "crowded", "answers")
-"""Session fixtures: a server, or one for each parameter."""
+_ONE_WORKER = ("soak", "support")
+"""Folders whose modules share servers."""
+_SETUPS = [setup.name for setup in SETUPS] + [each.name for each in ALL]
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """Keep together what shares a server or a module, and begin with what starts servers.
-
-    Of two workers (`make test`), one computes while the other waits for its server.
-    """
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group_of(item)))
-    yield  # pytest-xdist reads the groups, pytest sorts by parameters
+    """Begin with what starts servers: of two workers, one computes while the other waits."""
     items.sort(key=lambda item: item.path.parent.name not in FOLDERS_WITH_SERVERS)
 
 
-def _group_of(item):
-    parameters = item.callspec.indices if hasattr(item, "callspec") else {}
-    for name in SHARED_SERVERS:
-        definitions = item._fixtureinfo.name2fixturedefs.get(name)
-        if definitions and definitions[-1].scope == "session":
-            return f"{name}-{parameters.get(name, 0)}"
-    return item.nodeid.partition("::")[0]
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Keep on one worker what shares a module or a server."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByServer(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return _group_of(nodeid)
+
+    return ByServer(config, log)
+
+
+def _group_of(nodeid):
+    path, _, rest = nodeid.partition("::")
+    folder = path.split("/")[-2]
+    if folder in _ONE_WORKER:
+        return folder
+    if folder in ("server", "matrix"):
+        parameters = rest.partition("[")[2]
+        for name in sorted(_SETUPS, key=len, reverse=True):
+            if parameters.startswith((f"{name}-", f"{name}]")):
+                return name
+    return path
 
 
 @pytest.fixture(scope="session")
