@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_hybrid.adapter import metrics
 from sglang_hybrid.adapter.counters import Counters
+from sglang_hybrid.adapter.guards import Guards
 from sglang_hybrid.adapter.metric_table import KINDS, METRICS, Snapshot
 from sglang_hybrid.adapter.metrics import Exporter
 from sglang_hybrid.adapter.timing import SchedulerTimes
@@ -26,7 +27,10 @@ TUNING = {
 
 def snapshot(counters, tuning=None):
     live = {**dict.fromkeys(KINDS, 0), "branch": 3}
-    return Snapshot(counters.as_dict(), live, 1000, counters.short.as_dict(), (5, 400), tuning)
+    parts = Guards.of(is_strict=False, ranks=1).status()
+    return Snapshot(
+        counters.as_dict(), live, 1000, counters.short.as_dict(), (5, 400), tuning, parts
+    )
 
 
 class Scrape:
