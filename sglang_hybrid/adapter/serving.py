@@ -61,13 +61,13 @@ def bind_scheduler(_result: None, scheduler: Any) -> None:
 def internal_state(reply: Any, scheduler: Any, _request: Any) -> Any:
     """Hook after `Scheduler.get_internal_state`: add the configuration in effect and counters."""
     try:
-        status = scheduler.tree_cache.status()
+        status = {"dp_rank": dp_rank(), **scheduler.tree_cache.status()}
         if (part := record_export.of(scheduler).take()) is not None:
             status[record_export.PART_KEY] = part
     except Exception as error:  # a report must not end a scheduler that serves
         logger.exception("The state of the cache could not be reported")
         status = {"error": f"{type(error).__name__}: {error}"}
-    reply.internal_state[STATE_KEY] = {"dp_rank": dp_rank(), **status}
+    reply.internal_state[STATE_KEY] = status
     return reply
 
 

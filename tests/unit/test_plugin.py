@@ -89,14 +89,19 @@ def test_scheduler_refuses_to_run_without_a_hook(monkeypatch):
         serving.build_cache(ctx)
 
 
-def test_state_of_the_cache_is_reported():
+def test_state_of_the_cache_is_reported(monkeypatch):
+    monkeypatch.setattr(serving, "dp_rank", lambda: 1)
     reply = SimpleNamespace(internal_state={"a": 1})
     cache = SimpleNamespace(status=lambda: {"counters": {"requests": 2}})
     serving.internal_state(reply, SimpleNamespace(tree_cache=cache), None)
-    assert reply.internal_state == {"a": 1, "hybrid_marconi": {"counters": {"requests": 2}}}
+    assert reply.internal_state == {
+        "a": 1,
+        "hybrid_marconi": {"dp_rank": 1, "counters": {"requests": 2}},
+    }
 
 
-def test_state_that_cannot_be_reported_does_not_end_the_scheduler():
+def test_state_that_cannot_be_reported_does_not_end_the_scheduler(monkeypatch):
+    monkeypatch.setattr(serving, "dp_rank", lambda: 1)
     reply = SimpleNamespace(internal_state={})
 
     def status():
