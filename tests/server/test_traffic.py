@@ -58,6 +58,5 @@ def test_eight_at_once_and_some_are_given_up(served):
         if not isinstance(result, bool):
             comparison.add(prompt, number % 24 + 1, answer_of(result))
     assert len(comparison.answers) == 30
-    # How many depends on how many run at once; on larger pages some never can.
-    assert sum(answer.hit > 0 for answer in comparison.answers) >= 4
+    assert sum(answer.hit > 0 for answer in comparison.answers) > 10
     comparison.check()
