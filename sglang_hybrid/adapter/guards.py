@@ -122,7 +122,7 @@ class Guards:
     Attributes:
         order: which checkpoints and leaves go first.
         saving: states saved inside prefills and before stop tokens, and their copies.
-        history: wishes for checkpoints beside branch points, explanations, records.
+        history: wishes for checkpoints beside branch points, explanations.
         tuning: decisions about policy and alpha, put in force on every rank.
         lead: what only the rank that reads requests does: the record, the shadow caches.
     """

@@ -135,10 +135,9 @@ class HybridMambaComponent(RequestCheckpoints, TieredMamba, ViewDriven, MambaCom
         """
         view = self.cache.view
         if view.depth_of(node) < depth:
-            with self.cache.guards.saving:
-                raise AssertionError(
-                    f"a state of {depth} tokens for a path of {view.depth_of(node)}"
-                )
+            self.cache.guards.saving.failed(
+                AssertionError(f"a state of {depth} tokens for a path of {view.depth_of(node)}")
+            )
             return None
         while view.depth_of(node.parent) >= depth:
             node = node.parent
