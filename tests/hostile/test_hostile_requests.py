@@ -41,7 +41,10 @@ def test_keys_of_any_text(key, saves):
     for salt in salts:
         driver.keys = {"cache_salt": salt}
         assert [driver.serve(prompt, extra_key=key) for prompt in prompts] == [0, 0, 199]
+    # What SGLang makes of the key, and our hook where this process has it.
+    key = driver.request([1], key).extra_key
     spaces = {namespace_of(key, salt) for salt in salts}
+    assert len(spaces) == 2
     assert set(cache.recorder.window().namespace.tolist()) == spaces
 
 

@@ -4,6 +4,7 @@ Run as ``make mutants``, or ``python tests/mutants/mutation_check.py [part of a 
 caught when its tests fail; the same tests pass without it (they are run first).
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -17,7 +18,16 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parents[2]
-_COPIED = ("sglang_hybrid", "kernels", "tests", "pyproject.toml", "setup.py", "README.md", "docs")
+_COPIED = [
+    "sglang_hybrid",
+    "kernels",
+    "tests",
+    "bench",
+    "docs",
+    "pyproject.toml",
+    "setup.py",
+    "README.md",
+]
 _TESTS_FAILED = 1
 """Exit status of pytest; others say that it could not run them."""
 
@@ -47,9 +57,15 @@ def caught_by(folder: Path, mutant: Mutant) -> str | None:
     return failed[-1].split()[1] if failed else None
 
 
-def main(part: str = "") -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", nargs="?", default="", help="only bugs whose name contains it")
+    part = parser.parse_args().part
     console, survived = Console(width=160), 0
     mutants = [mutant for mutant in MUTANTS if part in mutant.name]
+    if not mutants:
+        names = "\n".join(mutant.name for mutant in MUTANTS)
+        parser.error(f"no bug's name contains {part!r}; there are\n{names}")
     table = Table("bug", "caught by", "s")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -74,4 +90,4 @@ def main(part: str = "") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

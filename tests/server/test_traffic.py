@@ -1,7 +1,10 @@
 """Eight requests at a time, some of which are given up: nothing is lost, nothing is wrong."""
 
+import json
 import random
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
 
 import requests
 from comparison import Comparison, answer_of
@@ -15,15 +18,12 @@ def body(prompt, length, **fields) -> dict:
     return {"input_ids": prompt, "sampling_params": sampling, **fields}
 
 
-def leave_early(server, prompt) -> bool:
-    """Close the connection after a moment; whether that was before the first token."""
-    try:
-        with requests.post(
-            f"{server.url}/generate", json=body(prompt, 60, stream=True), stream=True, timeout=0.02
-        ):
-            return False
-    except requests.Timeout:
-        return True
+def leave_early(server, prompt) -> None:
+    """Send a request and close the connection at once: none of its answer is read."""
+    connection = HTTPConnection(urlsplit(server.url).netloc, timeout=120)
+    fields = json.dumps(body(prompt, 60, stream=True))
+    connection.request("POST", "/generate", fields, {"Content-Type": "application/json"})
+    connection.close()
 
 
 def leave_in_answer(server, prompt) -> bool:
@@ -51,12 +51,13 @@ def test_eight_at_once_and_some_are_given_up(served):
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(one, enumerate(prompts)))
 
-    assert any(results[3::8]) and any(results[6::8])
+    assert any(results[6::8])
     server.flush()  # refused while anything is held
     comparison = Comparison(server)
     for number, (prompt, result) in enumerate(zip(prompts, results, strict=True)):
-        if not isinstance(result, bool):
+        if isinstance(result, dict):
             comparison.add(prompt, number % 24 + 1, answer_of(result))
     assert len(comparison.answers) == 30
+    print("HITS", sum(answer.hit > 0 for answer in comparison.answers))
     assert sum(answer.hit > 0 for answer in comparison.answers) > 10
     comparison.check()
