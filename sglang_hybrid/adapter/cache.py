@@ -267,7 +267,6 @@ class HybridMarconiCache(TieredCache, UnifiedRadixCache):
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
         finally:
             self._locks_kv_only = False
-        self.view.settle()
         self._check_if_strict()
 
     def lock(self, node_id, skip_lock_components=()):

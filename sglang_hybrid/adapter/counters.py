@@ -7,6 +7,9 @@ from dataclasses import dataclass, field, fields
 from sglang_hybrid.adapter.short_hits import ShortHits
 from sglang_hybrid.core.checkpoints import Kind
 
+_CHECKPOINTS_OF = {kind: f"{kind.name.lower()}_checkpoints" for kind in Kind}
+_HITS_OF = {kind: f"{kind.name.lower()}_hits" for kind in Kind}
+
 
 @dataclass
 class Counters:
@@ -60,10 +63,10 @@ class Counters:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "short"}
 
     def count_checkpoint(self, kind: Kind) -> None:
-        self._increment(f"{kind.name.lower()}_checkpoints")
+        self._increment(_CHECKPOINTS_OF[kind])
 
     def count_hit(self, kind: Kind) -> None:
-        self._increment(f"{kind.name.lower()}_hits")
+        self._increment(_HITS_OF[kind])
 
     def count_state_victim(self, live_children: int) -> None:
         if live_children:

@@ -38,6 +38,7 @@ def check_integrity(cache: HybridMarconiCache, requests: list[Req]) -> None:
             _claim(owners, _slots_of(req), f"request {req.rid}")
     _check_slots(cache, owners)
     depths = _depths(cache.tree_core.root_node, nodes)
+    cache.view.settle()  # which may be what turns the order off
     if cache.guards.order.is_on:
         _check_checkpoints(cache, nodes, depths)
     if cache.host.is_on and cache.guards.order.is_on:
@@ -125,7 +126,6 @@ def _check_host(cache: HybridMarconiCache, nodes: list, depths: dict[int, int]) 
 
 def _check_checkpoints(cache: HybridMarconiCache, nodes: list, depths: dict[int, int]) -> None:
     view = cache.view
-    view.settle()
     with_state = {n.id for n in nodes if n.component_data[MAMBA].value is not None}
     assert view.checkpoints.keys() == with_state, (
         f"checkpoints without a state {view.checkpoints.keys() - with_state}, "

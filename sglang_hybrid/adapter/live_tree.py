@@ -8,8 +8,6 @@ the live tree, so they are those of the replay, which drops such KV at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from sglang_hybrid.core.checkpoints import ENDS, Checkpoint
@@ -28,7 +26,7 @@ class Facts(NamedTuple):
     live_children: int
 
 
-class _Above(NamedTuple):
+class Above(NamedTuple):
     """The nearest checkpoint, None if there is none, and the depth of the nearest node of
     those that stay when a leaf goes: it, or a fork on the way to it."""
 
@@ -48,8 +46,6 @@ class LiveTree:
         # Node id -> children that are live (hold a checkpoint or lead to one), by id; never
         # none. A fork may have thousands of children without a checkpoint: never looked at.
         self._live_children: dict[int, dict[int, UnifiedTreeNode]] = {}
-        # Node id -> what `_above` finds; while the tree stands still.
-        self._found_above: dict[int, _Above] | None = None
         # Node id -> (depth in tokens, clock at which its KV was inserted).
         self._nodes: dict[int, tuple[int, int]] = {}
 
@@ -156,14 +152,18 @@ class LiveTree:
             node = node.parent
         return 0
 
-    def facts(self, node: UnifiedTreeNode) -> Facts:
+    def facts(self, node: UnifiedTreeNode, found_above: dict[int, Above] | None = None) -> Facts:
         """Of ``node``'s checkpoint, as the tree stands now.
 
         The KV counted for a leaf reaches up to the nearest fork or checkpoint: what lies
         between cannot be hit without it.
+
+        Args:
+            found_above: what was found on the way up from other nodes since the tree changed
+                last; added to, so that no way is walked twice.
         """
         checkpoint, children = self.checkpoints[node.id], self.live_children(node)
-        above = self._above(node.parent)
+        above = self._above(node.parent, {} if found_above is None else found_above)
         saved_flops, freed_bytes = checkpoint.prefill_flops, self.costs.state_bytes
         if above.live is not None:
             saved_flops -= above.live.prefill_flops
@@ -172,28 +172,18 @@ class LiveTree:
         superseded = checkpoint.kind in ENDS and children == 1
         return Facts(saved_flops, freed_bytes, superseded, children)
 
-    @contextmanager
-    def standing_still(self) -> Iterator[None]:
-        """Nothing changes meanwhile: the way up from many nodes is walked once."""
-        self._found_above = {}
-        try:
-            yield
-        finally:
-            self._found_above = None
-
-    def _above(self, node: UnifiedTreeNode) -> _Above:
+    def _above(self, node: UnifiedTreeNode, known: dict[int, Above]) -> Above:
         """What is nearest at or above ``node``."""
-        known = {} if self._found_above is None else self._found_above
         passed = []
         while (found := known.get(node.id)) is None:
             live = self.checkpoints.get(node.id)
             if live is not None or node.parent is None:
-                found = known[node.id] = _Above(live, self.depth_of(node))
+                found = known[node.id] = Above(live, self.depth_of(node))
                 break
             passed.append(node)
             node = node.parent
         for each in reversed(passed):
             if len(self._live_children[each.id]) > 1:
-                found = _Above(found.live, self.depth_of(each))
+                found = Above(found.live, self.depth_of(each))
             known[each.id] = found
         return found

@@ -133,17 +133,17 @@ class HybridMambaComponent(RequestCheckpoints, TieredMamba, ViewDriven, MambaCom
 
         None where the path is shorter: a checkpoint is dropped rather than misplaced.
         """
-        view = self.cache.view
-        if view.depth_of(node) < depth:
+        depth_of = self.cache.view.depth_of
+        end = depth_of(node)
+        if end < depth:
             self.cache.guards.saving.failed(
-                AssertionError(f"a state of {depth} tokens for a path of {view.depth_of(node)}")
+                AssertionError(f"a state of {depth} tokens for a path of {end}")
             )
             return None
-        while view.depth_of(node.parent) >= depth:
-            node = node.parent
-        if view.depth_of(node) > depth:
-            length = depth - view.depth_of(node.parent)
-            node, action = self.tree_core._split_node(node.key, node, length)
+        while (start := depth_of(node.parent)) >= depth:
+            node, end = node.parent, start
+        if end > depth:
+            node, action = self.tree_core._split_node(node.key, node, depth - start)
             if action is not None:
                 cache_actions.append(action)
         return node

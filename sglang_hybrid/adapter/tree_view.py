@@ -89,9 +89,8 @@ class TreeView(VictimOrder):
     @guarded(nothing)
     def touch(self, node: UnifiedTreeNode) -> None:
         """``node``'s locks, children or key changed."""
-        if node.parent is None:
-            return
-        self._unsettled[node.id] = node
+        if node.parent is not None:
+            self._unsettled[node.id] = node
 
     def _touch_all(self, nodes: Iterable[UnifiedTreeNode]) -> None:
         for node in nodes:
@@ -111,15 +110,18 @@ class TreeView(VictimOrder):
             is_first_victim=self._starts_as_first_victim(kind),
             turn=turn,
         )
-        self.restore(node, checkpoint)
+        self._hold(node, checkpoint)
 
     @guarded(nothing)
     def restore(self, node: UnifiedTreeNode, checkpoint: Checkpoint) -> None:
-        """``node`` holds the state of ``checkpoint``, which it may have held before."""
+        """``node`` holds the state of ``checkpoint``, which it held before."""
+        self._hold(node, checkpoint)
+
+    def _hold(self, node: UnifiedTreeNode, checkpoint: Checkpoint) -> None:
         self.live[checkpoint.kind] += 1
         self._touch_all(self.tree.add(node, checkpoint))
         self._drawn_from.append(node.id)
-        self.touch(node)
+        self._unsettled[node.id] = node
 
     @guarded(nothing)
     def detach(self, node: UnifiedTreeNode) -> None:
@@ -146,7 +148,7 @@ class TreeView(VictimOrder):
     def grow(self, leaf: UnifiedTreeNode) -> None:
         """``leaf`` was added to the tree."""
         self.tree.depth_of(leaf, self.clock)
-        self.touch(leaf)
+        self._unsettled[leaf.id] = leaf
         self.touch(leaf.parent)
 
     @guarded(nothing)
@@ -291,9 +293,7 @@ class TreeView(VictimOrder):
         """Place every node that an event has touched."""
         if self._unsettled:
             nodes, self._unsettled = self._unsettled, {}
-            with self.tree.standing_still():
-                for node in nodes.values():
-                    self._place(node)
+            self._place_all(nodes.values())
 
     @guarded(lambda _: {})
     def stale(self) -> dict[int, tuple]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from sglang_hybrid.adapter.live_tree import LiveTree
+from sglang_hybrid.adapter.live_tree import Above, LiveTree
 from sglang_hybrid.core.checkpoints import (
     KV_TIERS_OF_POLICY,
     SPREAD,
@@ -114,10 +115,7 @@ class VictimOrder:
         """
         moving = self._to_move[-MOVED_PER_REQUEST:]
         del self._to_move[-MOVED_PER_REQUEST:]
-        with self.tree.standing_still():
-            for key in moving:
-                if key in self.checkpoints:
-                    self._place(self.tree_core.node_by_id(key))
+        self._place_all(self.tree_core.node_by_id(key) for key in moving if key in self.checkpoints)
         if not self._to_move:
             for tiers in (self.states, self.leaves):
                 for i, index in enumerate(tiers.tiers):
@@ -127,7 +125,13 @@ class VictimOrder:
 
     # ---- placing ----
 
-    def _place(self, node: UnifiedTreeNode) -> None:
+    def _place_all(self, nodes: Iterable[UnifiedTreeNode]) -> None:
+        """Let ``nodes`` compete where, and with the weight that, the tree says now."""
+        found_above: dict[int, Above] = {}
+        for node in nodes:
+            self._place(node, found_above)
+
+    def _place(self, node: UnifiedTreeNode, found_above: dict[int, Above]) -> None:
         key = node.id
         checkpoint = self.checkpoints.get(key)
         if checkpoint is None:
@@ -143,7 +147,8 @@ class VictimOrder:
             self.states.discard(key)
             self.leaves.discard(key)
             return
-        weight, group = self._weight(node, SPREAD if state_tier == StateTier.FIRST else self.policy)
+        policy = SPREAD if state_tier == StateTier.FIRST else self.policy
+        weight, group = self._weight(node, policy, found_above)
         place = (weight, checkpoint.last_use, checkpoint.depth, group)
         self.states.put(key, state_tier, *place)
         if kv_tier is None:
@@ -165,9 +170,14 @@ class VictimOrder:
             kv_tier = KVTier.FIRST if first else KVTier.NORMAL
         return StateTier.FIRST if first else StateTier.NORMAL, kv_tier
 
-    def _weight(self, node: UnifiedTreeNode, policy: Policy) -> tuple[float, int]:
+    def _weight(
+        self,
+        node: UnifiedTreeNode,
+        policy: Policy,
+        found_above: dict[int, Above] | None = None,
+    ) -> tuple[float, int]:
         """``policy``'s weight of ``node``'s checkpoint, and its class if that matters."""
-        checkpoint, facts = self.checkpoints[node.id], self.tree.facts(node)
+        checkpoint, facts = self.checkpoints[node.id], self.tree.facts(node, found_above)
         weight = policy.weight(
             facts.saved_flops, facts.freed_bytes, checkpoint.hits, facts.superseded
         )

@@ -115,6 +115,7 @@ def make_cache(
     family=None,
     kv_events: bool = False,
     context: int = 1 << 14,
+    tree_core: str = "python",
     **server_args,
 ):
     """A cache over pools of its own.
@@ -122,6 +123,7 @@ def make_cache(
     Args:
         extra_buffer, lazy: the strategy; ``no_buffer`` if neither.
         overlap: whether the overlap schedule is on, which ``no_buffer`` never has.
+        tree_core: of SGLang's own cache; ours has its Python core.
         server_args: further arguments of SGLang's server.
     """
     strategy = "extra_buffer_lazy" if lazy else "extra_buffer" if extra_buffer else "no_buffer"
@@ -147,7 +149,7 @@ def make_cache(
     if cache_class is HybridMarconiCache:
         cache = cache_class(params, CacheConfig.parse(config or {}), costs, family)
     else:
-        params.tree_core_backend = "python"
+        params.tree_core_backend = tree_core
         cache = cache_class(params)
     if args.enable_hierarchical_cache:
         cache.init_hicache(args, params)

@@ -158,10 +158,12 @@ def test_a_first_victim_that_is_hit_becomes_an_ordinary_checkpoint():
     cache = make_cache({"policy": "lru"}, slots=40)
     driver = Driver(cache)
     driver.serve(unique(300, 1), [1, 2, 3])
+    driver.serve(unique(50, 2))
     assert driver.serve([*unique(300, 1), 8, 8]) == 300  # the answer was rendered anew
     hit = next(c for c in cache.view.checkpoints.values() if c.depth == 300)
     assert hit.kind == Kind.PROMPT_END and hit.hits == 1
-    assert evict_state(cache) is not hit
+    # The other prompt's end; the first answer's, after which the hit is no fork; what is older.
+    assert [evict_state(cache).depth for _ in range(3)] == [50, 302, 52]
 
 
 def test_kv_eviction_takes_stateless_leaves_first_then_by_score():

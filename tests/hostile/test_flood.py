@@ -154,9 +154,8 @@ def test_ways_up_are_walked_once():
             passed += 1
             return super().get(key, default)
 
-    with tree.standing_still():
-        tree._found_above = Counted()
-        facts = [tree.facts(node) for node in leaves]
+    found_above = Counted()
+    facts = [tree.facts(node, found_above) for node in leaves]
     assert passed <= len(leaves) + len(_nodes(cache.tree_core.root_node))
     assert facts == [tree.facts(node) for node in leaves]
 

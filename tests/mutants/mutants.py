@@ -77,8 +77,11 @@ MUTANTS = (
     Mutant(
         "a decision holds at once on the rank that decides",
         f"{ADAPTER}/tuning.py",
-        "        while self._due and self._due[0].at <= clock:\n",
-        "        while self._due and (self._client or self._due[0].at <= clock):\n",
+        "        self._due.append(decision)\n",
+        "        if self._client is None:\n"
+        "            self._due.append(decision)\n"
+        "        else:\n"
+        "            self._apply(decision, self._cache.view.clock)\n",
         ("tests/cache/test_tuning.py",),
     ),
     Mutant(

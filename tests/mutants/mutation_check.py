@@ -18,16 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).parents[2]
-_COPIED = [
-    "sglang_hybrid",
-    "kernels",
-    "tests",
-    "bench",
-    "docs",
-    "pyproject.toml",
-    "setup.py",
-    "README.md",
-]
+_COPIED = ("sglang_hybrid", "kernels", "tests", "bench", "docs")
+_COPIED_FILES = ("pyproject.toml", "setup.py", "README.md")
 _TESTS_FAILED = 1
 """Exit status of pytest; others say that it could not run them."""
 
@@ -60,7 +52,11 @@ def caught_by(folder: Path, mutant: Mutant) -> str | None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part", nargs="?", default="", help="only bugs whose name contains it")
-    part = parser.parse_args().part
+    parser.add_argument(
+        "--only-bugs", action="store_true", help="the tests were seen to pass without a bug"
+    )
+    arguments = parser.parse_args()
+    part = arguments.part
     console, survived = Console(width=160), 0
     mutants = [mutant for mutant in MUTANTS if part in mutant.name]
     if not mutants:
@@ -70,13 +66,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for each in _COPIED:
-            copy = shutil.copytree if (ROOT / each).is_dir() else shutil.copy
-            copy(ROOT / each, folder / each)
+            shutil.copytree(ROOT / each, folder / each)
+        for each in _COPIED_FILES:
+            shutil.copy(ROOT / each, folder / each)
         # As `setup.py` maps it, for a tree that is not installed.
         (folder / "sglang_hybrid/kernels").symlink_to("../kernels")
         tests = tuple(sorted({test for mutant in mutants for test in mutant.tests}))
-        sound = run(folder, tests)
-        if sound.returncode:
+        if not arguments.only_bugs and (sound := run(folder, tests)).returncode:
             console.print(f"These tests must pass without a bug:\n{sound.stdout[-3000:]}")
             return 2
         for mutant in mutants:

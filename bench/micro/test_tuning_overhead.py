@@ -1,6 +1,6 @@
 """What tuning costs on the scheduler's thread, beside the same cache with a fixed policy.
 
-    python -m pytest bench/test_tuning_overhead.py -s
+    python -m pytest bench/micro/test_tuning_overhead.py -s
 
 All caches live in one process and take turns at the same requests, so that other load on
 the machine hits them alike. Counted is the thread's time inside the cache: everything that
@@ -9,16 +9,10 @@ loop. The shadow caches run in their own process, as in a server.
 """
 
 import statistics
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "cache"))
-
 from driver import Driver
 from harness import make_cache
 

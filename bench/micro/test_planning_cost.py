@@ -1,24 +1,20 @@
 """What planning a forward's saves costs the scheduler, beside the forward itself.
 
-    python -m pytest bench/test_planning_cost.py -s
+    python -m pytest bench/micro/test_planning_cost.py -s
 
 `Saver.prepare` runs once per prefill batch, on the scheduler's thread, and takes a slot for
-every checkpoint. Nothing has to be evicted here for one (bench/test_eviction_speed.py measures
-that). Counted is the thread's time.
+every checkpoint. Nothing has to be evicted here for one (test_tree_operations.py measures that).
+Counted is the thread's time.
 """
 
 import statistics
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from bench.prefills import Prefills
+from bench.micro.prefills import Prefills
 from sglang_hybrid.model.make_model import make_small_model
 
 TOKENS, SHARED, TOKEN_IDS, ROUNDS = 250, 200, 256, 15

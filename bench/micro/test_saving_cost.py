@@ -1,6 +1,6 @@
 """What saving states inside a prefill adds to its forward.
 
-    python -m pytest bench/test_saving_cost.py -s
+    python -m pytest bench/micro/test_saving_cost.py -s
 
 All variants run the same prompts in turns, round by round in another order, in one thread of
 one process, so that other load hits them alike; counted is that thread's time. A ratio is of two
@@ -12,18 +12,14 @@ are of torch reference operators on the CPU.
 import contextlib
 import pkgutil
 import statistics
-import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from bench.prefills import Prefills
+from bench.micro.prefills import Prefills
 from sglang_hybrid.model.make_model import make_small_model
 from sglang_hybrid.model.qwen3_next import make_qwen3_next
 

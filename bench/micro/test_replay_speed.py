@@ -1,6 +1,6 @@
 """Speed of replays, once compiled.
 
-    python -m pytest bench/test_replay_speed.py --traces DIR -s
+    python -m pytest bench/micro/test_replay_speed.py --traces DIR -s
 
 DIR (or the variable HYBRID_TRACES) holds `taubench.jsonl.gz` and `miniswe.jsonl.gz`, which
 docs/paper.md tells how to make; what needs them is skipped without. Times are those of the
