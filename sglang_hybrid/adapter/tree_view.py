@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sglang_hybrid.adapter.guards import Guard, guarded, never, nothing
-from sglang_hybrid.adapter.live_tree import LiveTree
 from sglang_hybrid.adapter.victim_order import VictimOrder
 from sglang_hybrid.core.checkpoints import BRANCHES, Checkpoint, Kind, StateTier
 from sglang_hybrid.core.costs import ModelCosts
 from sglang_hybrid.core.hit_density import DensityTable
+from sglang_hybrid.core.live_tree import LiveTree
 from sglang_hybrid.core.policies import Policy
 
 if TYPE_CHECKING:
