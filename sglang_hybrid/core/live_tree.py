@@ -36,7 +36,7 @@ class Node(Protocol):
 
 
 class Facts(NamedTuple):
-    """What policies compare of a checkpoint; see `core.policies.Policy.weight`."""
+    """What policies compare of a checkpoint; see `policies.Policy.weight`."""
 
     saved_flops: float
     freed_bytes: float
