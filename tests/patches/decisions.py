@@ -1,8 +1,9 @@
 """What a cache decides over random operations, as JSON on standard output.
 
-    python decisions.py plugin      # this project's cache, on the SGLang that is imported
-    python decisions.py native      # SGLang's own policies `marconi` and `utility` (patched tree)
-    python decisions.py stock       # SGLang's default order
+    python decisions.py SIDE...
+
+Sides, on the SGLang that is imported: `plugin`, this project's cache; `native`, SGLang's own
+policies `marconi` and `utility` (patched tree); `stock`, SGLang's default order.
 
 Prefixes, conversations and one-shots over pools so small that states and KV are evicted all
 the time. Both sides get the same calls of the cache; what is compared is which prefixes hit
@@ -26,7 +27,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-OPERATIONS = 700
+OPERATIONS = 500
 SIZES = ((10, 1200), (24, 900))  # state slots and tokens
 # Name, then policy and alpha of the plugin, policy and alpha of SGLang. By recency alone
 # both order by `marconi` with alpha 0; SGLang's `lru` is the component's own.
@@ -235,7 +236,7 @@ def decisions(side: str, slots: int, size: int, policy: str, alpha: float | None
     return {"hits": hits, "gone": gone, "sizes": sizes}
 
 
-def main(side: str) -> None:
+def of_side(side: str) -> dict:
     found = {}
     for slots, size in SIZES:
         for name, (policy, alpha, native_policy, native_alpha) in POLICIES.items():
@@ -244,8 +245,8 @@ def main(side: str) -> None:
             found[f"{name}, {slots} states"] = decisions(side, slots, size, policy, alpha)
             if side == "stock":
                 break
-    json.dump(found, sys.stdout)
+    return found
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    json.dump({side: of_side(side) for side in sys.argv[1:]}, sys.stdout)
