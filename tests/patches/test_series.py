@@ -38,7 +38,7 @@ def tree(tmp_path_factory) -> Path:
 
 
 def decisions(*sides: str, sglang: Path | None = None) -> dict:
-    """What `decisions.py` prints for ``sides``, on the installed SGLang or the one in ``sglang``."""
+    """What `decisions.py` prints for ``sides``, on SGLang as installed or as in ``sglang``."""
     paths = [str(HERE.parent / "cache"), *([str(sglang / "python")] if sglang else [])]
     done = subprocess.run(
         (sys.executable, HERE / "decisions.py", *sides),
