@@ -25,7 +25,7 @@ SMALL_MODEL := .model
 SMALL_MODEL_ARGS := --max-total-tokens 262144 --max-mamba-cache-size 256
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test matrix soak mutants lint bench paper clean
+.PHONY: help install serve test matrix soak mutants patches-check lint bench paper clean
 
 help:
 	@echo 'make serve     run a server in the foreground: PORT, MODEL (default: a small model made'
@@ -37,6 +37,8 @@ help:
 	@echo '               ARGS=--stepwise to go on where the last run stopped'
 	@echo 'make soak      keep one server after another under load and compare every answer: MINUTES (10)'
 	@echo 'make mutants   see deliberate bugs caught by the tests; ARGS="part of a name" for some'
+	@echo 'make patches-check'
+	@echo '               apply the series for SGLang (patches/) to its package and run its tests'
 	@echo 'make lint      check style and types'
 	@echo 'make bench     run the benchmarks'
 	@echo 'make paper     rerun the experiments of the paper: TRACES (folder of stored traces)'
@@ -81,6 +83,10 @@ soak: $(STAMP)
 
 mutants: $(STAMP)
 	$(BIN)/python tests/mutants/mutation_check.py $(if $(ARGS),'$(ARGS)')
+
+patches-check: $(STAMP)
+	$(BIN)/python patches/check.py
+	$(BIN)/python -m pytest tests/patches -m patches
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

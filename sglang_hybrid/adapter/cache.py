@@ -28,7 +28,8 @@ from sglang_hybrid.config import CacheConfig
 from sglang_hybrid.core.checkpoints import Kind
 from sglang_hybrid.core.costs import ModelCosts
 from sglang_hybrid.core.hit_density import DensityTable
-from sglang_hybrid.core.policies import Policy, make_policy
+from sglang_hybrid.core.policies import Policy
+from sglang_hybrid.core.policy_names import make_policy
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req

@@ -13,12 +13,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sglang_hybrid.adapter.guards import Guard, guarded, never, nothing
-from sglang_hybrid.adapter.live_tree import LiveTree
 from sglang_hybrid.adapter.victim_order import VictimOrder
-from sglang_hybrid.core.checkpoints import BRANCHES, Checkpoint, Kind, StateTier
+from sglang_hybrid.core.checkpoints import BRANCHES, Checkpoint, Kind
 from sglang_hybrid.core.costs import ModelCosts
 from sglang_hybrid.core.hit_density import DensityTable
+from sglang_hybrid.core.live_tree import LiveTree
 from sglang_hybrid.core.policies import Policy
+from sglang_hybrid.core.tiers import StateTier
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode

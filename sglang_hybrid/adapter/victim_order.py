@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
-from sglang_hybrid.adapter.live_tree import LiveTree
-from sglang_hybrid.core.checkpoints import (
+from sglang_hybrid.core.checkpoints import Checkpoint
+from sglang_hybrid.core.costs import ModelCosts
+from sglang_hybrid.core.density import Density
+from sglang_hybrid.core.hit_density import DensityTable, class_of
+from sglang_hybrid.core.live_tree import LiveTree
+from sglang_hybrid.core.migration import MergedIndex, merged, policy_of
+from sglang_hybrid.core.policies import Entry, Policy
+from sglang_hybrid.core.sampling import DrawList, SampledIndex
+from sglang_hybrid.core.tiers import (
     KV_TIERS_OF_POLICY,
     SPREAD,
     STATE_TIERS_OF_POLICY,
-    Checkpoint,
     KVTier,
     StateTier,
     kv_victims,
     state_victims,
 )
-from sglang_hybrid.core.costs import ModelCosts
-from sglang_hybrid.core.density import Density
-from sglang_hybrid.core.hit_density import DensityTable, class_of
-from sglang_hybrid.core.migration import MergedIndex, merged, policy_of
-from sglang_hybrid.core.policies import Entry, Policy
-from sglang_hybrid.core.sampling import DrawList, SampledIndex
 from sglang_hybrid.core.victims import VictimIndex
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Costs of attention layers: grouped-query, sliding-window and latent.
 
-Conventions are those of `core.costs`. ``heads`` and the like are those of the whole
+Conventions are those of `costs`. ``heads`` and the like are those of the whole
 model; each function returns the costs of one of ``shards`` shards.
 """
 

@@ -1,6 +1,6 @@
 """Costs of layers that hold nothing: MLP, mixture of experts, and weights in general.
 
-Conventions are those of `core.costs`. Each function returns the costs of one of
+Conventions are those of `costs`. Each function returns the costs of one of
 ``shards`` shards; weights divide evenly, a router is computed on every shard.
 """
 

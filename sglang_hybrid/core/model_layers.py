@@ -7,8 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from sglang_hybrid.core import linear_attention_families as linear
-from sglang_hybrid.core import mamba_families as mamba
+from sglang_hybrid.core import model_families
 from sglang_hybrid.core.config_fields import Dtypes, Reader
 from sglang_hybrid.core.costs import LayerCosts
 from sglang_hybrid.core.paper import paper_hybrid
@@ -18,43 +17,13 @@ __all__ = ["READERS", "Dtypes", "layers_of", "read_config"]
 _MOST_BYTES = 2**24
 """Of a ``config.json``; those of real models have some kilobytes."""
 
-READERS: dict[str, Reader] = {
-    "bamba": mamba.bamba,
-    "falcon_h1": mamba.falcon_h1,
-    "granitemoehybrid": mamba.granite,
-    "hymba": mamba.hymba,
-    "jamba": mamba.jamba,
-    "kimi_linear": linear.kimi_linear,
-    "lfm2": linear.lfm2,
-    "lfm2_moe": linear.lfm2_moe,
-    "marconi_paper": paper_hybrid,
-    "nemotron_h": mamba.nemotron_h,
-    "qwen3_5": linear.qwen3_5_dense,
-    "qwen3_5_moe": linear.qwen3_next,
-    "qwen3_5_moe_text": linear.qwen3_next,
-    "qwen3_5_text": linear.qwen3_5_dense,
-    "qwen3_next": linear.qwen3_next,
-    "zamba2": mamba.zamba2,
-}
+READERS: dict[str, Reader] = {**model_families.FAMILIES, "marconi_paper": paper_hybrid}
 """Model types of configurations that are known, and who reads them."""
 
 
 def layers_of(config: Any, dtypes: Dtypes, *, shards: int = 1) -> list[LayerCosts] | None:
-    """Costs of every layer of one shard, or None if the type of model is not known.
-
-    Args:
-        config: a text configuration: fields are attributes, named as in the model's
-            ``config.json``, in transformers or in SGLang.
-        dtypes: bytes per element of what is kept.
-        shards: tensor-parallel shards.
-
-    Raises:
-        AttributeError: a known model type lacks one of its fields.
-        KeyError: a layer is of a type that the family does not have.
-        ValueError: the layers cannot be divided over the shards, or a variant is not known.
-    """
-    reader = READERS.get(config.model_type)
-    return None if reader is None else reader(config, dtypes, shards)
+    """As `model_families.layers_of`, which serving uses, for the paper's model as well."""
+    return model_families.layers_of(config, dtypes, shards=shards, families=READERS)
 
 
 def read_config(path: str | Path) -> SimpleNamespace:

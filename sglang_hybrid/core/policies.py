@@ -168,21 +168,3 @@ class Marconi:
             if loss < lowest or (loss == lowest and head < best):
                 best, lowest = head, loss
         return best
-
-
-def make_policy(name: str, alpha: float) -> Policy:
-    """The policy called ``name``; raises ValueError for an unknown name.
-
-    ``alpha`` is for those that have one.
-    """
-    if name == LRU.name:
-        return LRU()
-    if name == Utility.name:
-        return Utility(alpha)
-    if name == Marconi.name:
-        return Marconi(alpha)
-    if name == "density":
-        from sglang_hybrid.core.density import Density  # which builds on this module
-
-        return Density()
-    raise ValueError(f"unknown policy {name!r}; known: density, lru, marconi, utility")

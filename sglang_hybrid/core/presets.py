@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from sglang_hybrid.core.config_fields import CheckedConfig, check_sizes, shown
+from sglang_hybrid.core.checked_config import CheckedConfig, check_sizes
+from sglang_hybrid.core.config_fields import shown
 from sglang_hybrid.core.costs import LayerCosts, ModelCosts
 from sglang_hybrid.core.model_layers import READERS, Dtypes, layers_of, read_config
 from sglang_hybrid.core.preset_configs import PRESETS

@@ -1,6 +1,6 @@
 """Costs of layers with a fixed-size state: state-space, delta-rule and short convolution.
 
-Conventions are those of `core.costs`. Sizes are those of the whole model; each function
+Conventions are those of `costs`. Sizes are those of the whole model; each function
 returns the costs of one of ``shards`` shards.
 
 A checkpoint holds what SGLang's state pool holds per layer: the recurrent state in its

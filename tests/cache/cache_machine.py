@@ -11,7 +11,7 @@ from saving_driver import saving_cache
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from small_scheduler import SmallScheduler
 
-from sglang_hybrid.core.policies import make_policy
+from sglang_hybrid.core.policy_names import make_policy
 
 STOP = 999
 NAMESPACES = [

@@ -16,7 +16,6 @@ from sglang_hybrid.adapter import forward_saves
 from sglang_hybrid.adapter.explain import EvictedPlaces
 from sglang_hybrid.adapter.forward_saves import ForwardSaves
 from sglang_hybrid.adapter.guards import Guard, Guards
-from sglang_hybrid.adapter.live_tree import LiveTree
 from sglang_hybrid.adapter.recorder import Recorder
 from sglang_hybrid.adapter.saving_layers import scan_states
 from sglang_hybrid.adapter.short_hits import ShortHit
@@ -25,6 +24,7 @@ from sglang_hybrid.adapter.tree_view import TreeView
 from sglang_hybrid.core.chunk_plan import ChunkPlan
 from sglang_hybrid.core.costs import ModelCosts
 from sglang_hybrid.core.forks import ForkIndex
+from sglang_hybrid.core.live_tree import LiveTree
 from sglang_hybrid.core.pages import PageChain
 from sglang_hybrid.core.policies import Utility
 from sglang_hybrid.core.sampling import DrawList

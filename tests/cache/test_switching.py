@@ -15,7 +15,7 @@ from sglang_hybrid.adapter.victim_order import MOVED_PER_REQUEST
 from sglang_hybrid.core.checkpoints import Kind
 from sglang_hybrid.core.hit_density import DENSITIES, new_table
 from sglang_hybrid.core.migration import MergedIndex
-from sglang_hybrid.core.policies import make_policy
+from sglang_hybrid.core.policy_names import make_policy
 
 BOTH = frozenset({Kind.CHUNK, Kind.PROMPT_END})
 POLICIES = [("lru", 0.0), ("utility", 0.5), ("utility", 2.0), ("marconi", 1.0), ("density", 0.0)]

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_hybrid.core.policies import LRU, Marconi, Utility, make_policy
+from sglang_hybrid.core.policies import LRU, Marconi, Utility
+from sglang_hybrid.core.policy_names import make_policy
 from sglang_hybrid.core.victims import VictimIndex, VictimTiers
 
 policies = st.sampled_from([LRU(), Utility(0.5), Utility(2.0), Marconi(0.0), Marconi(1.0)])

@@ -127,7 +127,7 @@ MUTANTS = (
     ),
     Mutant(
         "savings are measured from the root, not from the nearest live checkpoint",
-        f"{ADAPTER}/live_tree.py",
+        f"{CORE}/live_tree.py",
         "        if above.live is not None:\n            saved_flops -= above.live.prefill_flops\n",
         "",
         ("tests/cache/test_eviction.py", "tests/cache/test_agreement_with_replay.py"),
@@ -155,7 +155,7 @@ MUTANTS = (
     ),
     Mutant(
         "a split forgets at which token the lower state was taken",
-        f"{ADAPTER}/live_tree.py",
+        f"{CORE}/live_tree.py",
         "            self._nodes[upper.id] = (depth - len(lower.key), clock)\n",
         "            self._nodes[upper.id] = (depth, clock)\n",
         ("tests/cache/test_admission.py", "tests/cache/test_stress.py"),

@@ -1,4 +1,4 @@
-"""The live part of SGLang's radix tree: what leads to a checkpoint.
+"""The live part of a radix tree: what leads to a checkpoint.
 
 KV below the last checkpoint of a path cannot be hit. It stays as evidence for branch
 points until the KV pool needs it, and counts for nothing else: it makes no fork, and a
@@ -8,19 +8,35 @@ the live tree, so they are those of the replay, which drops such KV at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from sglang_hybrid.core.checkpoints import ENDS, Checkpoint
 from sglang_hybrid.core.costs import ModelCosts
 
-if TYPE_CHECKING:
-    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+
+class Node(Protocol):
+    """A node of the tree that holds the KV.
+
+    Attributes:
+        id: unique for all time.
+        key: the tokens between its parent's end and its own.
+        parent: a node, or None for the root.
+    """
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def key(self) -> Sized: ...
+
+    @property
+    def parent(self) -> Any: ...
 
 
 class Facts(NamedTuple):
-    """What policies compare of a checkpoint; see `core.policies.Policy.weight`."""
+    """What policies compare of a checkpoint; see `policies.Policy.weight`."""
 
     saved_flops: float
     freed_bytes: float
@@ -47,21 +63,21 @@ class LiveTree:
         self.checkpoints: dict[int, Checkpoint] = {}
         # Node id -> children that are live (hold a checkpoint or lead to one), by id; never
         # none. A fork may have thousands of children without a checkpoint: never looked at.
-        self._live_children: dict[int, dict[int, UnifiedTreeNode]] = {}
+        self._live_children: dict[int, dict[int, Node]] = {}
         # Node id -> what `_above` finds; while the tree stands still.
         self._found_above: dict[int, _Above] | None = None
         # Node id -> (depth in tokens, clock at which its KV was inserted).
         self._nodes: dict[int, tuple[int, int]] = {}
 
-    def live_children(self, node: UnifiedTreeNode) -> int:
+    def live_children(self, node: Node) -> int:
         return len(self._live_children.get(node.id, ()))
 
-    def is_live(self, node: UnifiedTreeNode) -> bool:
+    def is_live(self, node: Node) -> bool:
         return node.id in self.checkpoints or node.id in self._live_children
 
     # ---- nodes ----
 
-    def depth_of(self, node: UnifiedTreeNode, clock: int = 0) -> int:
+    def depth_of(self, node: Node, clock: int = 0) -> int:
         """Tokens from the root to the end of ``node``; one not yet known is of ``clock``."""
         unknown = []
         while node.parent is not None and node.id not in self._nodes:
@@ -73,11 +89,11 @@ class LiveTree:
             self._nodes[node.id] = (depth, clock)
         return depth
 
-    def inserted_at(self, node: UnifiedTreeNode) -> int:
+    def inserted_at(self, node: Node) -> int:
         """Clock at which ``node``'s KV was inserted."""
         return self._nodes[node.id][1]
 
-    def split(self, upper: UnifiedTreeNode, lower: UnifiedTreeNode) -> None:
+    def split(self, upper: Node, lower: Node) -> None:
         """``upper``, new and without a checkpoint, was split off above ``lower``."""
         if lower.id in self._nodes:
             depth, clock = self._nodes[lower.id]
@@ -89,13 +105,13 @@ class LiveTree:
                 del siblings[lower.id]
                 siblings[upper.id] = upper
 
-    def forget(self, node: UnifiedTreeNode) -> None:
+    def forget(self, node: Node) -> None:
         """``node``, a leaf without a checkpoint, leaves the tree."""
         self._nodes.pop(node.id, None)
 
     # ---- checkpoints ----
 
-    def add(self, node: UnifiedTreeNode, checkpoint: Checkpoint) -> list[UnifiedTreeNode]:
+    def add(self, node: Node, checkpoint: Checkpoint) -> list[Node]:
         """``node`` received ``checkpoint``."""
         was_live = self.is_live(node)
         self.checkpoints[node.id] = checkpoint
@@ -104,7 +120,7 @@ class LiveTree:
             changed += self._count(node, 1)
         return changed
 
-    def remove(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
+    def remove(self, node: Node) -> list[Node]:
         """``node`` lost its checkpoint."""
         del self.checkpoints[node.id]
         changed = self._live_below(node)
@@ -112,7 +128,7 @@ class LiveTree:
             changed += self._count(node, -1)
         return changed
 
-    def _count(self, node: UnifiedTreeNode, step: int) -> list[UnifiedTreeNode]:
+    def _count(self, node: Node, step: int) -> list[Node]:
         """``node`` became live (1) or ceased to be (-1): its ancestors may do so with it."""
         above = node.parent
         while above.parent is not None:
@@ -134,7 +150,7 @@ class LiveTree:
             node, above = above, above.parent
         return []
 
-    def _live_below(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
+    def _live_below(self, node: Node) -> list[Node]:
         """The nearest checkpoints below ``node``; looks at live nodes only."""
         found, below = [], [*self._live_children.get(node.id, {}).values()]
         while below:
@@ -147,7 +163,7 @@ class LiveTree:
 
     # ---- facts ----
 
-    def live_depth_above(self, node: UnifiedTreeNode, depth: int) -> int:
+    def live_depth_above(self, node: Node, depth: int) -> int:
         """Depth of the deepest checkpoint above ``depth`` at or above ``node``, 0 for the root."""
         while node.parent is not None:
             checkpoint = self.checkpoints.get(node.id)
@@ -156,7 +172,7 @@ class LiveTree:
             node = node.parent
         return 0
 
-    def facts(self, node: UnifiedTreeNode) -> Facts:
+    def facts(self, node: Node) -> Facts:
         """Of ``node``'s checkpoint, as the tree stands now.
 
         The KV counted for a leaf reaches up to the nearest fork or checkpoint: what lies
@@ -181,7 +197,7 @@ class LiveTree:
         finally:
             self._found_above = None
 
-    def _above(self, node: UnifiedTreeNode) -> _Above:
+    def _above(self, node: Node) -> _Above:
         """What is nearest at or above ``node``."""
         known = {} if self._found_above is None else self._found_above
         passed = []
