@@ -4,12 +4,15 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import requests
 from comparison import Comparison
 from cpu_server import launch
 from workload import hit, sharing, tokens
+
+from sglang_hybrid.core import track_plan
 
 pytestmark = pytest.mark.patches
 
@@ -50,6 +53,12 @@ def served(request, model, patched_tree, tmp_path_factory):
         yield server, request.param
         text = log.read_text(errors="replace")
         assert "Traceback" not in text, text[-4000:]
+
+
+def test_the_plan_is_core_s(patched_tree):
+    """The same file but for where it may import from."""
+    there = patched_tree / "python/sglang/srt/mem_cache/state_tracking/track_plan.py"
+    assert there.read_text() == Path(track_plan.__file__).read_text()
 
 
 def test_one_prefill_keeps_branch_and_tail(served):
