@@ -77,6 +77,7 @@ def mamba_chunk_scan_combined(
     return_track_states: bool = False,
     track_seq_idx: Tensor | None = None,
     track_end_locs: Tensor | None = None,
+    track_splits: Sequence[int] | None = None,
 ):
     """Scan sequences that lie one after another, each from its own initial state.
 
@@ -96,6 +97,8 @@ def mamba_chunk_scan_combined(
         track_seq_idx, track_end_locs: (tracked,) sequence and flattened position; the state
             returned is the one after all tokens before that position.
         seq_idx, chunk_indices, chunk_offsets: accepted and unused; `cu_seqlens` says the same.
+        track_splits: accepted and unused; a sequence may have several positions in any order.
+            SGLang has the parameter with `patches/0410`.
 
     Returns:
         What the flags ask for, as SGLang's kernel does. With `return_track_states`: (states,

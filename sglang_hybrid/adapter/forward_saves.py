@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sglang_hybrid.adapter.guards import Guard
 from sglang_hybrid.adapter.state_copies import copy_states, is_plain
-from sglang_hybrid.core.track_plan import TrackPlan
+from sglang_hybrid.core.chunk_plan import ChunkPlan
 from sglang_hybrid.kernels.scatter_checkpoints import scatter_checkpoints
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class ForwardSaves:
     _targets: Tensor
     _ends: tuple[Tensor, Tensor]
 
-    def __init__(self, pool: HybridReqToTokenPool, plan: TrackPlan, guard: Guard) -> None:
+    def __init__(self, pool: HybridReqToTokenPool, plan: ChunkPlan, guard: Guard) -> None:
         self.plan = plan
         self._guard = guard
         self.noted: Any = None

@@ -13,7 +13,9 @@ from sglang_hybrid.adapter.forward_saves import ForwardSaves
 from sglang_hybrid.adapter.state_copies import is_plain
 from sglang_hybrid.adapter.stops import StopCopies
 from sglang_hybrid.core.checkpoints import Kind
-from sglang_hybrid.core.track_plan import TrackPlan, on_page, places_in
+from sglang_hybrid.core.chunk_plan import ChunkPlan
+from sglang_hybrid.core.places import places_in
+from sglang_hybrid.core.track_plan import on_page
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -139,7 +141,7 @@ class Saver:
         if self.stops is not None:
             self.stops.note(batch)
         family = self._family or _NO_STATES_INSIDE
-        plan = TrackPlan(family.chunk_tokens, family.window_tokens)
+        plan = ChunkPlan(chunk_tokens=family.chunk_tokens, window_tokens=family.window_tokens)
         saves = ForwardSaves(self._cache.req_to_token_pool, plan, self._guard)
         planned: _Planned = {}
         for req in batch.reqs:

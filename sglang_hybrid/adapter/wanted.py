@@ -12,7 +12,7 @@ from sglang_hybrid.core.checkpoints import Kind
 from sglang_hybrid.core.ends import KnownEnds
 from sglang_hybrid.core.forks import ForkIndex
 from sglang_hybrid.core.pages import PAGE_TOKENS, Hashes, PageChain, namespace_of
-from sglang_hybrid.core.track_plan import Place
+from sglang_hybrid.core.places import Place
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req

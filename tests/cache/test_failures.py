@@ -21,13 +21,13 @@ from sglang_hybrid.adapter.saving_layers import scan_states
 from sglang_hybrid.adapter.short_hits import ShortHit
 from sglang_hybrid.adapter.stops import StopCopies
 from sglang_hybrid.adapter.tree_view import TreeView
+from sglang_hybrid.core.chunk_plan import ChunkPlan
 from sglang_hybrid.core.costs import ModelCosts
 from sglang_hybrid.core.forks import ForkIndex
 from sglang_hybrid.core.live_tree import LiveTree
 from sglang_hybrid.core.pages import PageChain
 from sglang_hybrid.core.policies import Utility
 from sglang_hybrid.core.sampling import DrawList
-from sglang_hybrid.core.track_plan import TrackPlan
 from sglang_hybrid.core.victims import VictimIndex
 
 ORDER = [
@@ -57,7 +57,7 @@ HISTORY = [
     (ModelCosts, "prefill_flops"),
 ]
 SAVING = [
-    (TrackPlan, "add_row"),
+    (ChunkPlan, "add_row"),
     (ForwardSaves, "add_inside"),
     (ForwardSaves, "seal"),
     (StopCopies, "note"),
@@ -303,7 +303,9 @@ def test_a_forward_whose_saves_fail_goes_on(monkeypatch):
 
 def test_a_scan_whose_states_fail_goes_on():
     cache = saving_cache(slots=12, tokens=1500, rows=4)
-    saves = ForwardSaves(cache.req_to_token_pool, TrackPlan(64, 3), cache.guards.saving)
+    saves = ForwardSaves(
+        cache.req_to_token_pool, ChunkPlan(chunk_tokens=64, window_tokens=3), cache.guards.saving
+    )
     saves.turns = (torch.tensor([0]), torch.tensor([1]))
     forward_saves._Active.saves = saves
 

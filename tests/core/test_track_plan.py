@@ -5,7 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_hybrid.core.checkpoints import Kind
-from sglang_hybrid.core.track_plan import TrackPlan, on_page, places_in
+from sglang_hybrid.core.chunk_plan import ChunkPlan
+from sglang_hybrid.core.places import places_in
+from sglang_hybrid.core.track_plan import on_page
 
 WANTED = st.lists(st.tuples(st.integers(1, 300), st.sampled_from(Kind)), max_size=6)
 
@@ -21,7 +23,7 @@ def rows(draw):
 
 @given(rows(), st.sampled_from([1, 16, 64]), st.integers(0, 4))
 def test_every_state_is_reached_from_a_chunk_state(rows, chunk, window):
-    plan = TrackPlan(chunk, window)
+    plan = ChunkPlan(chunk_tokens=chunk, window_tokens=window)
     for length, offsets in rows:
         plan.add_row(length, offsets)
     # What kernels return: the state before each chunk of each row, one row after another.
@@ -53,7 +55,7 @@ def test_every_state_is_reached_from_a_chunk_state(rows, chunk, window):
 @pytest.mark.parametrize("offset", [0, 6, -1])
 def test_a_state_outside_of_its_row_is_refused(offset):
     with pytest.raises(ValueError, match=f"no state after {offset} tokens of a row of 5"):
-        TrackPlan(64, 3).add_row(5, [offset])
+        ChunkPlan(chunk_tokens=64, window_tokens=3).add_row(5, [offset])
 
 
 @given(WANTED, st.integers(0, 300), st.integers(1, 300), st.sampled_from([1, 16, 64]))
@@ -87,7 +89,10 @@ def test_of_places_on_one_page_the_first_names_the_kind():
 
 
 def test_rows_behind_the_prefill_of_a_mixed_batch_change_nothing():
-    alone, mixed = TrackPlan(64, 3), TrackPlan(64, 3)
+    alone, mixed = (
+        ChunkPlan(chunk_tokens=64, window_tokens=3),
+        ChunkPlan(chunk_tokens=64, window_tokens=3),
+    )
     for plan in (alone, mixed):
         plan.add_row(100, [70])
         plan.add_row(10, [1])

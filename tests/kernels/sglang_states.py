@@ -80,9 +80,9 @@ def saves_of_tracked():
     """What a server's forward with these rows would save."""
     from sglang_hybrid.adapter.forward_saves import ForwardSaves
     from sglang_hybrid.adapter.guards import Guard
-    from sglang_hybrid.core.track_plan import TrackPlan
+    from sglang_hybrid.core.chunk_plan import ChunkPlan
 
-    plan = TrackPlan(CHUNK, window_tokens=3)
+    plan = ChunkPlan(chunk_tokens=CHUNK, window_tokens=3)
     for row, length in enumerate(LENGTHS):
         plan.add_row(length, [end - BOUNDS[row] for at, end in TRACKED if at == row])
     pool = SimpleNamespace(translate_mamba_indices=lambda slots: slots)

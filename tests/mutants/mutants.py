@@ -62,7 +62,7 @@ MUTANTS = (
     ),
     Mutant(
         "a branch is saved one token late",
-        f"{CORE}/track_plan.py",
+        f"{CORE}/places.py",
         "        place = on_page(depth, page_size)\n",
         "        place = on_page(depth + 1, page_size)\n",
         ("tests/core/test_track_plan.py", "tests/cache/test_saving.py"),
