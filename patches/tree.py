@@ -94,7 +94,7 @@ def build(dest: Path, series: Iterable[Path], as_repository: bool = False) -> No
     git(dest, "commit", "--quiet", "--message", f"sglang {BASE}")
     git(dest, "tag", "base")
     for patch in series:
-        git(dest, "am", "--quiet", str(patch))
+        git(dest, "am", "--quiet", "--keep-non-patch", str(patch))
 
 
 def main() -> None:
