@@ -176,8 +176,10 @@ class ForwardSaves:
             everywhere = torch.ones(len(sources), dtype=torch.bool, device=sources.device)
             copy_states(self._pool, sources, targets, everywhere)
         else:  # a copy through temporaries, so one state at a time
-            # A slot that was freed meanwhile has no row; row 0 takes what nobody reads.
-            sources, targets = (self._rows(slots).clamp_min(0) for slots in (sources, targets))
+            sources, targets = map(self._rows, (sources, targets))
+            # A slot that was freed meanwhile has no row: row 0 takes what nobody reads.
+            targets = targets.where((sources >= 0) & (targets >= 0), 0)
+            sources = sources.clamp_min(0)
             for source, target in zip(sources.split(1), targets.split(1), strict=True):
                 self._pool.mamba_pool.copy_from(source, target)
         self._ends_written = True

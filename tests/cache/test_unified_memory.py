@@ -8,12 +8,13 @@ import torch
 from driver import Driver
 from harness import make_cache, match_length
 from machine_checks import FULL, MAMBA, check_drained, check_slots, read_tree
-from saving_driver import SavingDriver, batch_of, saving_cache
+from saving_driver import SavingDriver, saving_cache
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from small_scheduler import SmallScheduler
 from test_stress import check_states
 
 from sglang_hybrid.adapter import forward_saves
+from sglang_hybrid.adapter.forward_saves import ForwardSaves
 from sglang_hybrid.adapter.model_costs import kv_bytes_per_token, state_bytes
 from sglang_hybrid.adapter.tuning import _pools
 
@@ -93,10 +94,8 @@ def test_rows_may_move_between_the_plan_of_a_forward_and_its_run(options):
     assert match_length(cache, prompt(250, 80, 13)) == 250 // cache.page_size * cache.page_size
 
 
-@pytest.mark.parametrize("is_plain", [True, False])
-def test_what_was_freed_before_the_forward_ran_is_written_nowhere(is_plain, monkeypatch):
+def test_a_state_that_was_freed_before_the_forward_ran_is_written_nowhere():
     """A freed slot has no row: its index, -1, is the last row of the buffer, where KV lies."""
-    monkeypatch.setattr(forward_saves, "is_plain", lambda pool: is_plain)
     cache = saving_cache({"prompt_end": "always"}, extra_buffer=True, unified=True)
     driver = SavingDriver(cache)
     driver.serve(prompt(250, 80, 11))
@@ -111,16 +110,21 @@ def test_what_was_freed_before_the_forward_ran_is_written_nowhere(is_plain, monk
     read_tree(cache)
 
 
-def test_the_state_of_a_request_that_is_gone_is_not_copied_before_its_stop_token():
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_a_copy_from_or_to_a_slot_that_was_freed_changes_nothing(is_plain, monkeypatch):
+    monkeypatch.setattr(forward_saves, "is_plain", lambda pool: is_plain)
     cache = saving_cache({"prompt_end": "always"}, extra_buffer=True, unified=True)
-    driver, stops = SavingDriver(cache), cache.saver.stops
-    driver.serve(prompt(250, 80, 11))
-    req = driver.start(prompt(250, 80, 12))
-    req.hybrid_stop_ids, batch = (77,), batch_of([req])
-    stops.note(batch)
-    driver.abort(req)
-    batch.input_ids = torch.tensor([77])
-    stops.before(batch, 1)
+    SavingDriver(cache).serve(prompt(250, 80, 11))
+    pool = cache.req_to_token_pool
+    live = [torch.tensor([slot]) for slot in read_tree(cache)[1].values()]
+    freed = pool.mamba_allocator.alloc(1)
+    pool.mamba_allocator.free(freed)
+    saves = ForwardSaves(pool, None, cache.guards.saving)
+    for slot in live:
+        saves.add_end(slot, freed)
+        saves.add_end(freed, slot)
+    saves.seal()
+    saves.copy_ends()
     read_tree(cache)
 
 
