@@ -18,7 +18,6 @@ UNIFIED = [(*place, "unified") for place in PLACES if place[1] != 16]
 
 FEW_UNIFIED = [
     ("extra_buffer", 1, "exact", "unified"),
-    ("extra_buffer", 64, "chunk", "unified"),
     ("extra_buffer_lazy", 1, "split", "unified"),
 ]
 """Of these as many as every run has time for."""
