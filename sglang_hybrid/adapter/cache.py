@@ -7,6 +7,7 @@ import operator
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
@@ -20,6 +21,7 @@ from sglang_hybrid.adapter.integrity import check_integrity
 from sglang_hybrid.adapter.mamba import HybridMambaComponent
 from sglang_hybrid.adapter.metric_table import Snapshot
 from sglang_hybrid.adapter.saving import Family, Saver
+from sglang_hybrid.adapter.shared_memory import SharedMemory
 from sglang_hybrid.adapter.tiered import TieredCache
 from sglang_hybrid.adapter.timing import SchedulerTimes
 from sglang_hybrid.adapter.tree_view import TreeView
@@ -70,6 +72,9 @@ class HybridMarconiCache(TieredCache, UnifiedRadixCache):
         self.config = config
         self.guards = Guards.of(is_strict=config.strict, ranks=ranks)
         self._locks_kv_only = False
+        allocator = params.token_to_kv_pool_allocator
+        is_shared = allocator.mamba_full_cache_donor() is not None
+        self.shared = SharedMemory(self, allocator) if is_shared else None
         self.saver: Saver | None = None
         if config.branch_checkpoint != "chunk":
             cuts = family is None or config.branch_checkpoint == "split"
@@ -255,10 +260,27 @@ class HybridMarconiCache(TieredCache, UnifiedRadixCache):
 
     def free_state_slots(self) -> int:
         """State slots that could be handed out now, by eviction if need be."""
-        allocator = self.req_to_token_pool.mamba_allocator
-        # A scheduling pass sets slots aside for its matches (`alloc_group_begin`).
-        set_aside = operator.length_hint(allocator._alloc_iter or ())
-        return allocator.available_size() + set_aside + self.mamba_evictable_size()
+        slots = self._component_available_size(ComponentType.MAMBA) + self.mamba_evictable_size()
+        if self.shared is not None:
+            slots += self.shared.slots_of_kv()
+        return slots + self.slots_set_aside
+
+    @property
+    def slots_set_aside(self) -> int:
+        """State slots that the scheduling pass under way has taken for its matches."""
+        return operator.length_hint(self.req_to_token_pool.mamba_allocator._alloc_iter or ())
+
+    def evict_for_state(self) -> None:
+        """Make room for one more state.
+
+        Where memory is shared, a state goes as long as one can: it is what admission has
+        weighed, and of KV a whole leaf would go.
+        """
+        params = EvictParams(num_tokens=0, mamba_num=1)
+        if self.shared is not None and self.mamba_evictable_size() > 0:
+            self.evict(params)
+        else:
+            self.evict_for_alloc(params)
 
     # ---- checks ----
 
@@ -284,8 +306,17 @@ class HybridMarconiCache(TieredCache, UnifiedRadixCache):
         first = kv.cache_protected_len
         super().free_kv_row(kv, [(max(start, first), end) for start, end in ranges if end > first])
 
+    def evict_for_alloc(self, params, **kwargs):
+        if self.shared is None or params.num_tokens == 0:
+            return super().evict_for_alloc(params, **kwargs)
+        target = self._component_available_size(ComponentType.FULL) + params.num_tokens
+        result = super().evict_for_alloc(params, **kwargs)
+        result.mamba_num_evicted += self.shared.give_states(target).mamba_num_evicted
+        return result
+
     def _evict(self, params, available_size_targets=None, **kwargs):
-        if available_size_targets is None and params.mamba_num > 0:
+        is_plain = available_size_targets is None and self.shared is None
+        if is_plain and params.mamba_num > 0:
             # Every state evicted is a free slot: stop at the last one, without the
             # further step of the walk that would find nothing left to do.
             slots = self._component_available_size(ComponentType.MAMBA) + params.mamba_num
@@ -315,7 +346,7 @@ class HybridMarconiCache(TieredCache, UnifiedRadixCache):
         return self.tree_core.node_by_id(node_id).parent
 
     def _component_available_size(self, component_type):
-        if component_type is ComponentType.MAMBA:
+        if component_type is ComponentType.MAMBA and self.shared is None:
             # Asked for several times per victim; `len` of a tensor is a slow call.
             return self.req_to_token_pool.mamba_allocator.free_slots.numel()
         return super()._component_available_size(component_type)

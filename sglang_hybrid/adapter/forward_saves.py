@@ -121,7 +121,7 @@ class ForwardSaves:
         self._window_index, order, self.back = on_device[5:]
         self.turns = order.split([len(turn) for turn in turns])
         self._window_rows = packed[len(columns) * count :]
-        self._targets = self._pool.translate_mamba_indices(_used(self._targets))
+        self._targets = self._rows(_used(self._targets))
 
     def windows_before(self, conv_pool: Tensor, running: Tensor) -> Tensor | None:
         """The convolution states, before the layer, of rows that need them.
@@ -176,10 +176,18 @@ class ForwardSaves:
             everywhere = torch.ones(len(sources), dtype=torch.bool, device=sources.device)
             copy_states(self._pool, sources, targets, everywhere)
         else:  # a copy through temporaries, so one state at a time
-            translate = self._pool.translate_mamba_indices
+            sources, targets = map(self._rows, (sources, targets))
+            # A slot that was freed meanwhile has no row: row 0 takes what nobody reads.
+            targets = targets.where((sources >= 0) & (targets >= 0), 0)
+            sources = sources.clamp_min(0)
             for source, target in zip(sources.split(1), targets.split(1), strict=True):
-                self._pool.mamba_pool.copy_from(translate(source), translate(target))
+                self._pool.mamba_pool.copy_from(source, target)
         self._ends_written = True
+
+    def _rows(self, slots: Tensor) -> Tensor:
+        """Where ``slots`` are now, which they may not have been when the batch was built."""
+        rows: Tensor = self._pool.translate_mamba_indices(slots)
+        return rows
 
     # ---- afterwards ----
 

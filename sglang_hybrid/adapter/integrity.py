@@ -69,7 +69,12 @@ def _claim(owners: dict[int, str], slots: list[int], owner: str) -> None:
 
 def _check_slots(cache: HybridMarconiCache, owners: dict[int, str]) -> None:
     allocator = cache.req_to_token_pool.mamba_allocator
-    free = allocator.free_slots.tolist()
+    if cache.shared is None:
+        free, total = allocator.free_slots.tolist(), allocator.size
+    else:
+        free, total = cache.shared.state_slots()
+        violations = cache.shared.violations(list(owners))
+        assert not violations, f"shared memory: {violations}"
     assert len(free) == len(set(free)), f"a slot is twice in the free list: {sorted(free)}"
     both = set(free) & owners.keys()
     assert not both, f"slot {min(both)} is free and belongs to {owners[min(both)]}"
@@ -79,7 +84,7 @@ def _check_slots(cache: HybridMarconiCache, owners: dict[int, str]) -> None:
         f"{cache.mamba_evictable_size()} + {cache.mamba_protected_size()}"
     )
     if allocator._alloc_iter is None:  # else the running scheduling pass holds some
-        lost = allocator.size - len(free) - len(owners)
+        lost = total - len(free) - len(owners)
         assert lost == 0, f"{lost} slots are neither free nor owned"
 
 

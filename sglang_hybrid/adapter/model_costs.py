@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 def kv_bytes_per_token(kv_pool: Any) -> float:
     """Bytes of one token's KV over all attention layers of this rank."""
     attention_pool = getattr(kv_pool, "full_kv_pool", kv_pool)
+    if attention_pool.host_capacity_tokens is not None:
+        # It shares memory with the states, and counts no bytes as its own.
+        return float(attention_pool.host_capacity_bytes / attention_pool.host_capacity_tokens)
     # One page beyond `size` takes the writes of padded tokens.
     tokens = attention_pool.size + attention_pool.page_size
     size = attention_pool.get_kv_size_bytes()

@@ -143,7 +143,16 @@ NAMES: tuple[Name, ...] = (
             "set_mamba_ping_pong_slot": "self req idx value",
             "get_mamba_ping_pong_other_idx": "self mamba_next_track_idx",
             "translate_mamba_indices": "self mamba_indices",
+            "mamba_v2p_table": None,
         },
+    ),
+    *_of(
+        "sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator",
+        {"mamba_full_cache_donor": "self", "verify_byte_accounting": "self"},
+    ),
+    *_of(
+        "sglang.srt.mem_cache.prefill_budget:PrefillBudget",
+        {"_available_and_evictable": "self", "remaining_total": None, "remaining_current": None},
     ),
     *_of(
         "sglang.srt.mem_cache.memory_pool:MambaPool",

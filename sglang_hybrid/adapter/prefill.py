@@ -17,6 +17,15 @@ class HybridPrefillAdder(PrefillAdder):
     one state on a grid, chunks end on that grid.
     """
 
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if (shared := self.tree_cache.shared) is not None:
+            # SGLang leaves out what victims of the other kind would give.
+            self.rem_mamba_slots += shared.slots_of_kv()
+            tokens = shared.tokens_of_states()
+            self.memory_budget.total_offset -= tokens
+            self.memory_budget.current_offset -= tokens
+
     @property
     def _cuts(self) -> bool:
         saver = self.tree_cache.saver
@@ -117,7 +126,17 @@ class HybridPrefillAdder(PrefillAdder):
                 needed += pool.mamba_initial_tracking_slots
         spare = self.tree_cache.free_state_slots() - needed
         self.tree_cache.host.spare_slots = spare
-        return spare >= 0
+        return spare >= 0 and (self.tree_cache.shared is None or self._shares_fit(req, needed))
+
+    def _shares_fit(self, req, slots) -> bool:
+        """Whether KV and ``slots`` of this pass, ``req`` included, fit into shared memory."""
+        cache = self.tree_cache
+        extend = len(req.full_untruncated_fill_ids) - req.prefix_len
+        if self.rem_chunk_tokens is not None:
+            extend = min(extend, self.rem_chunk_tokens)
+        lengths = [each.extend_len for each in self.can_run_list] + [extend]
+        tokens = sum(self.ceil_paged_tokens(length) + self.page_size for length in lengths)
+        return cache.shared.has_room(tokens, slots, cache.slots_set_aside)
 
 
 def adder_class(original: type[PrefillAdder]) -> type[PrefillAdder]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from torch import Tensor
 
 from sglang_hybrid.adapter.saving import NEVER, saved_of
@@ -243,7 +242,7 @@ class RequestCheckpoints:
         allocator = self.cache.req_to_token_pool.mamba_allocator
         slot = allocator.alloc(1)
         if slot is None and evict:
-            self.cache.evict_for_alloc(EvictParams(num_tokens=0, mamba_num=1))
+            self.cache.evict_for_state()
             slot = allocator.alloc(1)
         return slot
 

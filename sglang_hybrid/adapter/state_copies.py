@@ -34,4 +34,6 @@ def copy_states(
         wanted,
         translate(targets),
         len(sources),
+        # Where memory is shared, a slot may be freed before the forward gets to it.
+        check_freed_slots=True,
     )

@@ -246,10 +246,10 @@ def _pools(cache: HybridMarconiCache) -> Budget:
     pool, costs = cache.req_to_token_pool, cache.view.costs
     # A running request's working state is the checkpoint at its end; what else it
     # holds is never a checkpoint's.
-    slots = pool.mamba_allocator.size
-    if cache.enable_mamba_extra_buffer:
-        slots -= pool.mamba_initial_tracking_slots
-    tokens = cache.token_to_kv_pool_allocator.size
+    held = pool.mamba_initial_tracking_slots if cache.enable_mamba_extra_buffer else 0
+    if cache.shared is not None:
+        return Budget(max(cache.shared.total_bytes - held * costs.state_bytes, 0))
+    slots, tokens = pool.mamba_allocator.size - held, cache.token_to_kv_pool_allocator.size
     size = slots * costs.state_bytes + tokens * costs.kv_bytes_per_token
     return Budget(size, state_slots=max(slots, 1), kv_tokens=tokens)
 

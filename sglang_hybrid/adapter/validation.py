@@ -45,9 +45,13 @@ RULES: tuple[Rule, ...] = (
     switch("enable_streaming_session", "a session would keep the slots of finished requests"),
     switch("enable_int8_mamba_checkpoint", _STOCK_ONLY),
     switch("enable_kv_cache_sharding", _STOCK_ONLY),
-    switch(
-        "enable_unified_memory",
-        "states and tokens share one pool there, while each has its victims",
+    Rule(
+        ("enable_hierarchical_cache", "enable_unified_memory"),
+        lambda view: view.enable_hierarchical_cache and view.enable_unified_memory,
+        lambda view: "--enable-unified-memory with --enable-hierarchical-cache",
+        "copies to the host know rows, and of memory that is shared rows move",
+        "either of them alone",
+        "remove one of them",
     ),
     switch("enable_hisparse", "SGLang serves it without a prefix cache"),
     switch(

@@ -248,7 +248,8 @@ class CacheModel:
             return 0, 0
         tracked = [depth for depth in known.tracked if depth <= length]
         is_sure = not (in_flight and committed % self.decode_grid == 0)
-        if self.lazy and self.cache.req_to_token_pool.mamba_allocator.available_size() == 0:
+        allocator = self.cache.req_to_token_pool.mamba_allocator
+        if self.lazy and allocator.schedulable_available_size() == 0:
             is_sure = False
         if tracked and is_sure and tracked[0] == known.tracked[0]:
             return tracked[0], 0

@@ -2,6 +2,9 @@
 
 A state spreads the digest over all elements of all layers, each layer in its own way, so that
 a copy which misses a layer or mixes two is seen. Digests are those of a namespace.
+
+Slots are those that the scheduler knows; where memory is unified they are virtual, and are
+translated to rows at the moment of the access, as the model's forward does.
 """
 
 import numpy as np
@@ -60,11 +63,23 @@ def _pattern(digests: np.ndarray, layers: int) -> torch.Tensor:
     )
 
 
+def state_row(pool, slot) -> int:
+    """The row of ``pool`` in which state slot ``slot`` is now."""
+    row = int(pool.translate_mamba_indices(torch.tensor([int(slot)])))
+    assert row >= 0, f"state slot {int(slot)} has no row"
+    return row
+
+
 def write_state(pool, slot, digest: int) -> None:
     """Fill state slot ``slot`` of ``pool``."""
+    write_state_row(pool, state_row(pool, slot), digest)
+
+
+def write_state_row(pool, row, digest: int) -> None:
+    """Fill row ``row`` of ``pool``."""
     digests = np.array([digest], np.uint64)
     for tensor in _tensors(pool):
-        elements = tensor[:, int(slot)].view(len(tensor), -1, _BYTES)
+        elements = tensor[:, int(row)].view(len(tensor), -1, _BYTES)
         elements.copy_(_pattern(digests, len(tensor)))
 
 
@@ -73,9 +88,10 @@ def states_that_differ(pool, slots, digests) -> list[int]:
     if not len(slots):
         return []
     slots, digests = torch.as_tensor(slots), np.array(digests, np.uint64)
-    wrong = torch.zeros(len(slots), dtype=torch.bool)
+    rows = pool.translate_mamba_indices(slots).long()
+    wrong = rows < 0
     for tensor in _tensors(pool):
-        found = tensor[:, slots].view(len(tensor), len(slots), -1, _BYTES)
+        found = tensor[:, rows].view(len(tensor), len(slots), -1, _BYTES)
         wrong |= (found != _pattern(digests, len(tensor))[:, :, None]).flatten(2).any(2).any(0)
     return wrong.nonzero().flatten().tolist()
 
@@ -98,26 +114,34 @@ def _kv_buffers(allocator):
     return pool.k_buffer[0], pool.v_buffer[0]
 
 
-def _halves(digests) -> list[torch.Tensor]:
-    """Four bytes of each digest, two for the keys and two for the values."""
+def _kv_rows(allocator, slots):
+    translate = getattr(allocator, "translate_kv_loc", None)
+    return slots if translate is None else translate(slots)
+
+
+def _halves(digests, dim) -> list[torch.Tensor]:
+    """Four bytes of each digest, two for the keys and two for the values, over ``dim`` elements."""
     pattern = np.asarray(digests, np.uint64).reshape(-1, 1).view(np.uint8)
-    return [torch.from_numpy(pattern[:, :2].copy()), torch.from_numpy(pattern[:, 2:4].copy())]
+    halves = pattern[:, :2].copy(), pattern[:, 2:4].copy()
+    return [torch.from_numpy(half).repeat(1, dim // 2) for half in halves]
 
 
 def write_kv(allocator, slots, digests) -> None:
     """Fill KV slots: of each token, the digest of the sequence that it ends."""
-    for buffer, half in zip(_kv_buffers(allocator), _halves(digests), strict=True):
-        buffer[slots] = half[:, None].to(buffer.dtype)
+    buffers, rows = _kv_buffers(allocator), _kv_rows(allocator, slots)
+    for buffer, half in zip(buffers, _halves(digests, buffers[0].shape[-1]), strict=True):
+        buffer[rows] = half[:, None].to(buffer.dtype)
 
 
 def kv_differs(allocator, slots, digests) -> bool:
     """Whether any of the KV slots holds something else."""
-    return kv_rows_differ([buffer[slots] for buffer in _kv_buffers(allocator)], digests)
+    rows = _kv_rows(allocator, slots)
+    return kv_rows_differ([buffer[rows] for buffer in _kv_buffers(allocator)], digests)
 
 
 def kv_rows_differ(rows, digests) -> bool:
-    """Whether keys or values, each (tokens, ..., 2), are those of something else."""
+    """Whether keys or values, each (tokens, ..., dim), are those of something else."""
     return any(
-        bool((of_kind.float() != half.view(-1, *[1] * (of_kind.dim() - 2), 2)).any())
-        for of_kind, half in zip(rows, _halves(digests), strict=True)
+        bool((of_kind.float() != half.view(-1, *[1] * (of_kind.dim() - 2), half.shape[1])).any())
+        for of_kind, half in zip(rows, _halves(digests, rows[0].shape[-1]), strict=True)
     )

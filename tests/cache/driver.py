@@ -160,6 +160,8 @@ class Driver:
 
     def has_room(self, tokens: int) -> bool:
         """Whether the scheduler would admit a request of so many tokens."""
+        if self.cache.shared is not None:
+            return self.cache.shared.has_room(2 * tokens, 2, 0)
         allocator = self.cache.token_to_kv_pool_allocator
         kv = allocator.available_size() + self.cache.full_evictable_size()
         # A hit of the request may be locked, which takes it out of both.
@@ -204,7 +206,8 @@ class Driver:
         kv, pool = req.kv, self.cache.req_to_token_pool
         if kv.mamba_cow_src_index is not None:
             # The copy of its hit's state, with which a request's first forward begins.
-            pool.copy_mamba_state(kv.mamba_cow_src_index, kv.mamba_pool_idx.unsqueeze(0))
+            slots = kv.mamba_cow_src_index, kv.mamba_pool_idx.unsqueeze(0)
+            pool.copy_mamba_state(*map(pool.translate_mamba_indices, slots))
             kv.mamba_cow_src_index = None
         kv.mamba_needs_clear = False
         if start and is_checked:

@@ -19,6 +19,7 @@ from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, HybridReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
+from sglang.srt.mem_cache.unified_memory_pool import init_unified_mamba_pools
 from sglang.srt.runtime_context import publish, reset_context
 from sglang.srt.server_args import ServerArgs
 
@@ -39,6 +40,66 @@ def publish_server_args(page_size: int, **kwargs) -> ServerArgs:
     return args
 
 
+def _cache_params():
+    shape = Mamba2StateShape.create(
+        tp_world_size=1,
+        intermediate_size=16,
+        n_groups=1,
+        num_heads=2,
+        head_dim=8,
+        state_size=4,
+        conv_kernel=4,
+    )
+    return Mamba2CacheParams(shape=shape, layers=STATE_LAYERS)
+
+
+def make_unified_pools(
+    slots: int,
+    tokens: int,
+    rows: int,
+    extra_buffer: bool,
+    page_size: int,
+    lazy: bool = False,
+    overlap: bool = True,
+    context: int = 1 << 14,
+    lazy_compaction: bool = True,
+):
+    """SGLang's pools of ``--enable-unified-memory``: one buffer for states and tokens.
+
+    Args:
+        slots, tokens: what the buffer has room for at the same time; how many there are of
+            each is decided as they are asked for.
+        lazy_compaction: SGLang's default; else rows move as soon as one is freed.
+    """
+    bundle = init_unified_mamba_pools(
+        device="cpu",
+        kv_cache_dtype=torch.bfloat16,
+        head_num=1,
+        head_dim=8,  # rows of 16 bytes, the least that SGLang aligns to
+        page_size=page_size,
+        start_layer=0,
+        end_layer=4,
+        is_draft_worker=False,
+        use_mla_backend=False,
+        mamba_layer_ids=STATE_LAYERS,
+        full_attention_layer_ids=KV_LAYERS,
+        mamba2_cache_params=_cache_params(),
+        model_context_len=context,
+        extra_max_context_len=4,
+        max_total_num_tokens=tokens + page_size,  # the first page takes padding
+        max_mamba_cache_size=slots + 1,
+        max_num_reqs=rows,
+        enable_memory_saver=False,
+        enable_mamba_extra_buffer=extra_buffer,
+        enable_mamba_extra_buffer_lazy=lazy,
+        speculative_num_draft_tokens=None,
+        disable_overlap_schedule=not overlap,
+        need_sort=False,
+        lazy_compaction=lazy_compaction,
+    )
+    return bundle.req_to_token_pool, bundle.token_to_kv_pool_allocator
+
+
 def make_pools(
     slots: int,
     tokens: int,
@@ -49,15 +110,6 @@ def make_pools(
     overlap: bool = True,
     context: int = 1 << 14,
 ):
-    shape = Mamba2StateShape.create(
-        tp_world_size=1,
-        intermediate_size=16,
-        n_groups=1,
-        num_heads=2,
-        head_dim=8,
-        state_size=4,
-        conv_kernel=4,
-    )
     req_pool = HybridReqToTokenPool(
         size=rows,
         mamba_size=slots,
@@ -65,7 +117,7 @@ def make_pools(
         max_context_len=context,
         device="cpu",
         enable_memory_saver=False,
-        cache_params=Mamba2CacheParams(shape=shape, layers=STATE_LAYERS),
+        cache_params=_cache_params(),
         mamba_layer_ids=STATE_LAYERS,
         enable_mamba_extra_buffer=extra_buffer,
         enable_mamba_extra_buffer_lazy=lazy,
@@ -116,11 +168,14 @@ def make_cache(
     kv_events: bool = False,
     context: int = 1 << 14,
     tree_core: str = "python",
+    unified: bool = False,
+    lazy_compaction: bool = True,
     **server_args,
 ):
     """A cache over pools of its own.
 
     Args:
+        unified, lazy_compaction: whether states and tokens share memory, and when rows move.
         extra_buffer, lazy: the strategy; ``no_buffer`` if neither.
         overlap: whether the overlap schedule is on, which ``no_buffer`` never has.
         tree_core: of SGLang's own cache; ours has its Python core.
@@ -131,11 +186,14 @@ def make_cache(
         page_size,
         mamba_radix_cache_strategy=strategy,
         disable_overlap_schedule=not (overlap and extra_buffer),
+        enable_unified_memory=unified,
         **{"mamba_track_interval": math.lcm(64, page_size), **server_args},
     )
-    req_pool, allocator = make_pools(
-        slots, tokens, rows, extra_buffer, page_size, lazy, overlap and extra_buffer, context
-    )
+    sizes = (slots, tokens, rows, extra_buffer, page_size, lazy, overlap and extra_buffer, context)
+    if unified:
+        req_pool, allocator = make_unified_pools(*sizes, lazy_compaction)
+    else:
+        req_pool, allocator = make_pools(*sizes)
     params = CacheInitParams(
         disable=False,
         req_to_token_pool=req_pool,

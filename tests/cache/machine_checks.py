@@ -77,7 +77,7 @@ def _check_kv_slots(scheduler, kv):
             owned += slots
             held += -(-end // page) * page - first
     assert len(owned) == len(set(owned)), "a KV slot has two owners"
-    free = allocator.get_all_free_pages().tolist()
+    free = free_kv_pages(cache)
     assert len(free) == len(set(free)), "KV is twice in the free list"
     both = {slot // page for slot in owned} & set(free)
     assert not both, f"KV pages {sorted(both)} are free and owned"
@@ -98,12 +98,27 @@ def _check_state_slots(scheduler, states):
             owned += [slot for slot in buffer.tolist() if slot >= 0]
         owned += [int(saved.slot) for saved in getattr(req, "hybrid_saved", [])]
     assert len(owned) == len(set(owned)), "a state slot has two owners"
-    free = pool.mamba_allocator.free_slots.tolist()
-    assert sorted(owned + free) == list(range(1, pool.mamba_allocator.size + 1)), (
-        "state slots are lost, or free and owned"
-    )
+    free, slots = free_state_slots(pool)
+    assert sorted(owned + free) == list(slots), "state slots are lost, or free and owned"
     in_tree = cache.mamba_evictable_size() + cache.mamba_protected_size()
     assert in_tree == len(states), f"{len(states)} states in the tree, not {in_tree}"
+
+
+def free_kv_pages(cache):
+    """Pages that no token has; where memory is unified their ids are virtual."""
+    allocator = cache.token_to_kv_pool_allocator
+    if cache.shared is not None:
+        return allocator.full_attn_allocator.free_virtual_ids.tolist()
+    return allocator.get_all_free_pages().tolist()
+
+
+def free_state_slots(pool):
+    """State slots that are free, and all that there are."""
+    allocator = pool.mamba_allocator
+    unified = getattr(allocator, "_multi_ended_allocator", None)
+    if unified is None:
+        return allocator.free_slots.tolist(), range(1, allocator.size + 1)
+    return unified.free_virtual_ids.tolist(), range(unified.min_page_index, unified.num_pages)
 
 
 def _check_running(scheduler):

@@ -13,13 +13,23 @@ PLACES = [
 ]
 """Strategies, page sizes and branch checkpoints that go together."""
 
+UNIFIED = [(*place, "unified") for place in PLACES if place[1] != 16]
+"""Those over pools in which states and tokens share memory."""
+
+FEW_UNIFIED = [
+    ("extra_buffer", 1, "exact", "unified"),
+    ("extra_buffer_lazy", 1, "split", "unified"),
+]
+"""Of these as many as every run has time for."""
+
 POLICIES = [("lru", 0.0), ("utility", 0.5), ("marconi", 1.0), ("density", 0.0)]
 
 
 @st.composite
 def setups(draw, place):
-    """Arguments of a cache, its configuration and the scheduler's chunk, at a place of `PLACES`."""
-    strategy, page, mode = place
+    """Arguments of a cache, its configuration and the scheduler's chunk, at a place of `PLACES`
+    or `UNIFIED`."""
+    strategy, page, mode, *memory = place
     is_buffered = strategy != "no_buffer"
     is_tiny = draw(st.booleans())
     per_request = {"no_buffer": 1, "extra_buffer": 3, "extra_buffer_lazy": 2}[strategy]
@@ -45,6 +55,9 @@ def setups(draw, place):
         "family": draw(st.sampled_from([FAMILY, FAMILY, None])),
         "strip_thinking_cache": draw(st.sampled_from([False, False, True])),
     }
+    if memory:
+        # Rows move when they are freed, or (SGLang's default) when there is need.
+        options.update(unified=True, lazy_compaction=draw(st.sampled_from([True, True, False])))
     chunks = [64, 128] if page == 64 or mode == "chunk" else [16, 48, 64]
     chunk = draw(st.sampled_from([*chunks, None] if mode != "split" else chunks))
     return config, options, chunk

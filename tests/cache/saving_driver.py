@@ -7,6 +7,7 @@ hold the state behind it, the state at the end of a row by copying the running o
 from types import SimpleNamespace
 
 import torch
+from contents import write_state_row
 from driver import Driver
 from harness import make_cache
 from sglang.srt.layers.attention import hybrid_linear_attn_backend
@@ -129,7 +130,8 @@ class SavingDriver(Driver):
         """Run a forward that was prepared."""
         pool = self.cache.req_to_token_pool
         if batch.mamba_cow_src_indices is not None:
-            pool.copy_mamba_state(batch.mamba_cow_src_indices, batch.mamba_cow_dst_indices)
+            slots = batch.mamba_cow_src_indices, batch.mamba_cow_dst_indices
+            pool.copy_mamba_state(*map(pool.translate_mamba_indices, slots))
         for req in batch.reqs:
             self._compute(req, req.prefix_len, req.extend_end)
             if self.cache.saver is None:
@@ -156,10 +158,11 @@ class SavingDriver(Driver):
             starts.append(first)
             first += req.extend_len
         written = {id(req): [] for req in reqs}
-        for slot, row, end in zip(saves._slots, saves.rows.tolist(), ends, strict=True):
+        targets, pool = saves._targets.tolist(), self.cache.req_to_token_pool
+        for target, row, end in zip(targets, saves.rows.tolist(), ends, strict=True):
             req = reqs[row]
             depth = req.prefix_len + end - starts[row]
-            self._write_state(slot, req, depth)
+            write_state_row(pool, target, int(self.digests(req, depth)[-1]))
             written[id(req)].append(depth)
         for req in reqs:
             saved = [each.depth for each in saved_of(req) if each.forward is saves]
@@ -215,4 +218,5 @@ class SavingDriver(Driver):
             reqs, batch.mamba_track_mask_cpu, batch.mamba_track_indices.tolist(), strict=True
         ):
             if is_saved:
-                pool.mamba_pool.copy_from(req.kv.mamba_pool_idx.view(1), torch.tensor([slot]))
+                slots = req.kv.mamba_pool_idx.view(1), torch.tensor([slot])
+                pool.mamba_pool.copy_from(*map(pool.translate_mamba_indices, slots))

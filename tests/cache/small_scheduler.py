@@ -185,6 +185,9 @@ class SmallScheduler(SavingDriver):
 
     def _begin(self):
         """As the begin of `get_next_batch_to_run`."""
+        if self.cache.shared is not None and self.pending is None:
+            # As `Scheduler.on_idle`, and where SGLang does not overlap two steps.
+            self.cache.token_to_kv_pool_allocator.flush_opportunistic()
         if self.chunked is not None and self.chunked.extend_end > self.chunked.prefix_len:
             checkpoint_kv_cache(self.chunked, self.cache)
         self.running = [req for req in [*self.running, *self._fresh] if not req.finished()]

@@ -18,9 +18,10 @@ import pytest
 from cache_machine import CacheMachine
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
-from machine_setups import PLACES
+from machine_setups import FEW_UNIFIED, PLACES, UNIFIED
 
 EXAMPLES = os.environ.get("MACHINE_EXAMPLES")
+ALL_PLACES = [*PLACES, *(UNIFIED if EXAMPLES else FEW_UNIFIED)]
 
 SETTINGS = settings(
     max_examples=int(EXAMPLES or 5),
@@ -33,7 +34,7 @@ SETTINGS = settings(
 )
 
 
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: "-".join(map(str, place)))
+@pytest.mark.parametrize("place", ALL_PLACES, ids=lambda place: "-".join(map(str, place)))
 def test_the_cache_agrees_with_the_model(place):
     name = "CacheMachine_" + "_".join(map(str, place))
     machine = type(name, (CacheMachine,), {"place": place})

@@ -58,11 +58,14 @@ def end_one(driver, rng, running, history, is_aborted):
     return [*history[-11:], [*req.origin_input_ids, *output]]
 
 
-@pytest.mark.parametrize("seed", range(len(CONFIGS)))
-def test_random_requests_in_tiny_pools(seed):
+@pytest.mark.parametrize(
+    ("seed", "unified"), [*((seed, False) for seed in range(len(CONFIGS))), (0, True)]
+)
+def test_random_requests_in_tiny_pools(seed, unified):
     rng = random.Random(seed)
     config = {**CONFIGS[seed], "min_gain_tokens": rng.choice([1, 16])}
-    cache = make_cache(config, slots=rng.choice([4, 6, 12]), tokens=rng.choice([600, 1500]), rows=4)
+    sizes = {"slots": rng.choice([4, 6, 12]), "tokens": rng.choice([600, 1500]), "rows": 4}
+    cache = make_cache(config, unified=unified, **sizes)
     driver = Driver(cache, chunk=rng.choice([8, 32, 64]))
     running, history = [], []
     for _ in range(250):

@@ -35,7 +35,10 @@ REFUSED = {
     (*CACHE, "--enable-streaming-session"): ["--enable-streaming-session"],
     (*CACHE, "--enable-int8-mamba-checkpoint"): ["--enable-int8-mamba-checkpoint"],
     (*CACHE, "--enable-kv-cache-sharding"): ["--enable-kv-cache-sharding"],
-    (*CACHE, "--enable-unified-memory"): ["--enable-unified-memory"],
+    (*CACHE, "--enable-unified-memory", "--enable-hierarchical-cache"): [
+        "--enable-unified-memory with --enable-hierarchical-cache",
+        "either of them alone",
+    ],
     (*CACHE, "--enable-hisparse"): ["--enable-hisparse"],
     (*CACHE, "--enable-pdmux"): ["--enable-pdmux"],
     (*CACHE, "--enable-linear-replayssm"): ["--enable-linear-replayssm"],

@@ -31,6 +31,17 @@ SERVED: tuple[Row, ...] = (
         "server/test_serving.py::test_mixed_load_in_small_pools_answers_as_without_a_cache",
         "--max-mamba-cache-size 20 --max-total-tokens 4096",
     ),
+    accepted(
+        "unified memory: states and tokens share it",
+        "enable_unified_memory enable_page_major_kv_layout",
+        "tested on SGLang's pools alone, with every strategy, pages of 1 and 64 tokens and every "
+        "branch_checkpoint; not served here, as SGLang refuses the CPU's attention back end with "
+        "it. With a host tier refused",
+        "cache/test_unified_memory.py::test_a_shared_prefix_hits_though_all_rows_moved "
+        "cache/test_unified_memory.py::test_states_make_room_for_kv_and_no_more_than_that "
+        "cache/test_machine.py::test_the_cache_agrees_with_the_model",
+        "--enable-unified-memory --attention-backend triton",
+    ),
     tested(
         "tracking interval",
         "mamba_track_interval",

@@ -62,7 +62,6 @@ REFUSED: tuple[Row, ...] = (
         "enable_linker_mla_dedup "
         "unified_cache_external_linker_backend unified_cache_external_linker_config",
     ),
-    refused("unified memory", "--enable-unified-memory", "enable_page_major_kv_layout"),
     refused("HiSparse", "--enable-hisparse", "hisparse_config"),
     refused("int8 checkpoints", "--enable-int8-mamba-checkpoint", "int8_mamba_ckpt_size"),
     refused("ReplaySSM", "--enable-linear-replayssm", "linear_replayssm_cache_len"),
