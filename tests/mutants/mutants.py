@@ -15,6 +15,7 @@ class Mutant:
         file: from the repository's root.
         old, new: ``old``, which is there once, becomes ``new``.
         tests: what has to fail, as arguments of pytest.
+        and_also: further pairs of ``old`` and ``new``, where one fault alone is made up for.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Mutant:
     old: str
     new: str
     tests: tuple[str, ...]
+    and_also: tuple[tuple[str, str], ...] = ()
 
     def applied_to(self, source: str) -> str:
         """``source`` with the bug.
@@ -29,9 +31,11 @@ class Mutant:
         Raises:
             ValueError: the code has changed and the mutant has to follow.
         """
-        if (count := source.count(self.old)) != 1:
-            raise ValueError(f"{self.name}: {self.file} has {count} times {self.old!r}, not once")
-        return source.replace(self.old, self.new)
+        for old, new in ((self.old, self.new), *self.and_also):
+            if (count := source.count(old)) != 1:
+                raise ValueError(f"{self.name}: {self.file} has {count} times {old!r}, not once")
+            source = source.replace(old, new)
+        return source
 
 
 MUTANTS = (
@@ -211,6 +215,12 @@ MUTANTS = (
         "        elif is_copied:\n",
         (
             f"{_SERVED}::test_a_state_that_a_step_in_flight_overwrites_is_not_handed_over[extra_buffer_chunk]",
+        ),
+        and_also=(
+            (
+                "pool.get_mamba_ping_pong_other_idx(kv.mamba_next_track_idx)",
+                "kv.mamba_next_track_idx",
+            ),
         ),
     ),
     Mutant(
