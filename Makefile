@@ -5,7 +5,7 @@ CACHE ?= hybrid-marconi
 CONFIG ?=
 ARGS ?=
 
-# Of `make test`: processes that run tests
+# Of `make test` and `make patches-check`: processes that run tests
 WORKERS ?= 2
 
 # Of `make soak`
@@ -85,8 +85,8 @@ mutants: $(STAMP)
 	$(BIN)/python tests/mutants/mutation_check.py $(if $(ARGS),'$(ARGS)')
 
 patches-check: $(STAMP)
-	$(BIN)/python patches/check.py
-	$(BIN)/python -m pytest tests/patches -m patches
+	$(BIN)/python -m pytest tests/patches -m patches -n $(WORKERS) --no-loadscope-reorder \
+		-p no:benchmark $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -3,38 +3,18 @@
 The patched tree is another `sglang`, so what runs on it runs in a process of its own.
 """
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import carried
 import pytest
 
 pytestmark = pytest.mark.patches
 
 HERE = Path(__file__).resolve().parent
-SERIES = HERE.parent.parent / "patches"
-
-
-def module(name: str):
-    sys.path.insert(0, str(SERIES))
-    try:
-        spec = importlib.util.spec_from_file_location(name, SERIES / f"{name}.py")
-        loaded = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(loaded)
-        return loaded
-    finally:
-        sys.path.remove(str(SERIES))
-
-
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory) -> Path:
-    """SGLang's tree with the whole series applied."""
-    tools, dest = module("tree"), tmp_path_factory.mktemp("patched") / "tree"
-    tools.build(dest, tools.patches())
-    return dest
 
 
 def decisions(*sides: str, sglang: Path | None = None) -> dict:
@@ -52,8 +32,8 @@ def decisions(*sides: str, sglang: Path | None = None) -> dict:
 
 
 @pytest.fixture(scope="module")
-def patched(tree) -> dict:
-    return decisions("native", "stock", sglang=tree)
+def patched(patched_tree) -> dict:
+    return decisions("native", "stock", sglang=patched_tree)
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +41,9 @@ def installed() -> dict:
     return decisions("plugin", "stock")
 
 
-def test_carried_files_are_core_s(tree):
-    carried = module("carried")
+def test_carried_files_are_core_s(patched_tree):
     for name in carried.NAMES:
-        there = (tree / carried.FOLDER / f"{name}.py").read_text()
+        there = (patched_tree / carried.FOLDER / f"{name}.py").read_text()
         assert there == carried.upstream_text(name), name
 
 
