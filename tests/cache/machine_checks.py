@@ -15,6 +15,8 @@ def check_all(scheduler, model):
 def check_slots(scheduler):
     """All of it but the model; returns what is in the tree, see `read_tree`."""
     scheduler.cache.check_integrity()
+    for part, status in scheduler.cache.guards.status().items():
+        assert not status["failures"], f"{part}: {status['error']}"
     kv, states = read_tree(scheduler.cache)
     _check_kv_slots(scheduler, kv)
     _check_state_slots(scheduler, states)

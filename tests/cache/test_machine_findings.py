@@ -65,7 +65,7 @@ def test_states_inside_an_output_that_is_not_kept_go_back():
 
     With --strip-thinking-cache its prompt alone was inserted, too short for that state.
     """
-    config = {"prompt_end": "never"}
+    config = {"prompt_end": "never", "min_gain_tokens": 1}
     scheduler = scheduler_of(config, chunk=128, extra_buffer=True, strip_thinking_cache=True)
     req = scheduler.submit(range(1, 60), sampling={"max_new_tokens": 12})
     req.reasoning_tokens = 1
@@ -73,12 +73,15 @@ def test_states_inside_an_output_that_is_not_kept_go_back():
     scheduler.decode_step(retract=1)
     output = list(req.output_ids)
     assert len(output) >= 8
-    other = scheduler.submit([*range(1, 60), *output[:5], 7, 8], sampling={"max_new_tokens": 1})
-    scheduler.waiting.reverse()
-    scheduler.prefill()
+    scheduler.waiting.remove(req)
+    scheduler.submit([*range(1, 60), *output[:5], 7, 8], sampling={"max_new_tokens": 1})
+    run(scheduler, 3)
+    scheduler.waiting.append(req)
     req.sampling_params.max_new_tokens = len(output) + 1
+    scheduler.prefill()
+    assert [saved.depth for saved in req.hybrid_saved] == [64]  # where the other one parted
     run(scheduler, 4)
-    assert other.finished() and req.finished() and not scheduler.live
+    assert req.finished() and not scheduler.live
     check_slots(scheduler)
     check_drained(scheduler)
 
@@ -99,6 +102,20 @@ def test_forks_of_one_salt_are_not_those_of_another():
     scheduler.submit([*begin, *range(700, 770)], cache_salt="two", sampling={"max_new_tokens": 2})
     run(scheduler, 3)
     assert {c.kind.name for c in cache.view.checkpoints.values()} == {"BRANCH", "DECODE_END"}
+
+
+def test_tenants_in_one_batch_save_the_same_place_each_for_itself():
+    """Of requests of a batch that want a state at the same place of one prefix, one saves it."""
+    scheduler = scheduler_of({"min_gain_tokens": 1}, chunk=1024, extra_buffer=True)
+    begin = list(range(1, 65))
+    for first in (100, 300):  # what parts here in the second round is a branch point
+        for salt in ("one", "two"):
+            prompt = [*begin, *range(first, first + 70)]
+            scheduler.submit(prompt, cache_salt=salt, sampling={"max_new_tokens": 2})
+        run(scheduler, 4)
+    assert not scheduler.live
+    assert scheduler.cache.counters.branch_checkpoints == 2
+    check_slots(scheduler)
 
 
 def test_one_request_at_most_is_left_unfinished_by_a_pass():
