@@ -137,6 +137,8 @@ class Ample(Prefixes):
     name: ClassVar[str] = "ample"
     pools: ClassVar[str] = "ample"
 
+    FULL: ClassVar[Mapping[str, Any]] = {**Prefixes.FULL, "prompts": 4}
+
 
 @dataclass(frozen=True)
 class _Replayed(Workload):

@@ -236,19 +236,27 @@ def test_a_driver_that_takes_too_long_is_ended(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal is Linux's")
-def test_a_guarded_process_ends_with_a_parent_that_is_killed():
-    child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+def test_guarded_processes_end_with_a_parent_that_is_killed():
+    # The guarded process starts another, as a server does.
+    program = (
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "print(os.getpid(), child.pid, flush=True)\n"
+        "time.sleep(60)"
+    )
     parent = (
         "import subprocess, sys, time\n"
-        f"subprocess.Popen([sys.executable, {GUARD!r}, '-c', {child!r}])\n"
+        f"command = [sys.executable, {GUARD!r}, '-c', {program!r}]\n"
+        "subprocess.Popen(command, start_new_session=True)\n"
         "time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as started:
-        pid = int(started.stdout.readline())
+        pids = [int(pid) for pid in started.stdout.readline().split()]
         started.kill()
+    assert len(pids) == 2
     deadline = time.monotonic() + 20
-    while Path(f"/proc/{pid}").exists() and _running(pid):
-        assert time.monotonic() < deadline, "the child lives on"
+    while any(map(_running, pids)):
+        assert time.monotonic() < deadline, "they live on"
         time.sleep(0.05)
 
 
