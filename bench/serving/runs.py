@@ -153,7 +153,7 @@ class Runner:
             values = seen.as_json()
             figures = measured.figures(values)
         except (RunFailed, ValueError) as error:
-            self._fail(block, workload, f"{error}; the server's log: {error_end(server.log)}")
+            self._fail(block, workload, f"{error}; the server's log: {last_error(server.log)}")
             raise RunFailed(str(error)) from error
         core = _TREE_CORE.search(server.log.read_text(errors="replace"))
         state = _quietly(lambda: cache_state(server.url)) or {}
@@ -277,14 +277,30 @@ def drive(command: Sequence[str], log: Path, timeout_s: float) -> None:
 
 
 def error_end(log: Path) -> str:
-    """The end of a log, from its last error on if there is one; without SGLang's long dumps."""
-    if not log.exists():
-        return "(no log)"
-    lines = [line[:400] for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    lines = [line for line in lines if "server_args=" not in line and "args=Namespace" not in line]
+    """The last error in a log, or the end of the log if it has none."""
+    lines = _readable(log)
+    return _last_error(lines) or "\n".join(lines[-_LOG_LINES:]) or "(no log)"
+
+
+def last_error(log: Path) -> str:
+    """The last error in a log, with what leads to it."""
+    return _last_error(_readable(log)) or "(no error)"
+
+
+def _last_error(lines: Sequence[str]) -> str:
     errors = [number for number, line in enumerate(lines) if _ERROR.search(line)]
-    end = errors[-1] + 1 if errors else len(lines)
+    if not errors:
+        return ""
+    end = errors[-1] + 1
     return "\n".join(lines[max(0, end - _LOG_LINES) : end])
+
+
+def _readable(log: Path) -> list[str]:
+    """Lines of a log without SGLang's long dumps; none if it does not exist."""
+    if not log.exists():
+        return []
+    lines = [line[:400] for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return [line for line in lines if "server_args=" not in line and "args=Namespace" not in line]
 
 
 def _port() -> int:

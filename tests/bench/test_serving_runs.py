@@ -12,7 +12,7 @@ from serving_cases import ARMS, workload
 
 from bench.serving import arms, plan, workloads
 from bench.serving.__main__ import main
-from bench.serving.runs import GUARD, Options, RunFailed, drive, error_end
+from bench.serving.runs import GUARD, Options, RunFailed, drive, error_end, last_error
 from bench.serving.store import Store
 from bench.serving.workloads import Load
 
@@ -223,6 +223,9 @@ def test_the_end_of_a_log_is_its_last_error(tmp_path):
     log.write_text("\n".join([*lines, "MemoryError: no room", *["shutting down"] * 40]))
     assert error_end(log).splitlines()[-1] == "MemoryError: no room"
     assert "server_args" not in error_end(log)
+    log.write_text("one\n" * 40 + "ready\n")
+    assert error_end(log).endswith("one\nready")
+    assert last_error(log) == "(no error)"
     assert error_end(tmp_path / "none.log") == "(no log)"
 
 
