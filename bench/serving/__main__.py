@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from bench import pages
 from bench.serving import arms, plan, plots, report, workloads
@@ -56,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         parser.error(str(error))
     except RuntimeError as error:
-        console.print(f"[bold red]failed[/bold red]: {error}", highlight=False)
+        console.print(f"[bold red]failed[/bold red]: {escape(str(error))}", highlight=False)
         return 1
     except KeyboardInterrupt:
         console.print("interrupted; the same command goes on from here")

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from bench import pages
@@ -157,7 +158,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             _print(console, f"{workload}: differences", difference_header(), rows)
     console.print(rule(comparison.confidence))
     for problem in comparison.problems:
-        console.print(f"[bold red]![/bold red] {problem}", highlight=False)
+        console.print(f"[bold red]![/bold red] {escape(problem)}", highlight=False)
 
 
 def markdown(comparison: Comparison) -> str:

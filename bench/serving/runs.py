@@ -22,6 +22,7 @@ import numpy as np
 import psutil
 import requests
 from rich.console import Console
+from rich.markup import escape
 
 from bench.serving import measured, plan
 from bench.serving.arms import Arm
@@ -139,7 +140,7 @@ class Runner:
             except (RuntimeError, OSError) as error:
                 for workload in pending:
                     self._fail(block, workload, f"the server did not start: {error_end(log)}")
-                self._say(f"  {str(error).splitlines()[0]}")
+                self._say(f"  {escape(str(error).splitlines()[0])}")
                 return
 
     def _one(self, server: CpuServer, block: plan.Block, workload: Workload) -> None:
@@ -250,7 +251,7 @@ class Runner:
 
     def _fail(self, block: plan.Block, workload: Workload, error: str) -> None:
         self.store.write({**_named(block, workload), "state": FAILED, "error": error})
-        self._say(f"  {workload.name} [red]failed[/red]: {error.splitlines()[0][:200]}")
+        self._say(f"  {workload.name} [red]failed[/red]: {escape(error.splitlines()[0][:200])}")
 
     def _say(self, text: str) -> None:
         self.console.print(f"[dim]{time.strftime('%H:%M:%S')}[/dim] {text}")
