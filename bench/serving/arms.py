@@ -12,7 +12,7 @@ TREE_CORE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
 """Names SGLang's tree core: rust (its default) or python."""
 
 PATCHED = "patched"
-PATCHED_FLAGS = "--radix-eviction-policy utility"
+PATCHED_FLAGS = "--radix-eviction-policy utility --radix-eviction-policy-config '{\"alpha\": 0.5}'"
 
 
 @dataclass(frozen=True)

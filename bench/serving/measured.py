@@ -20,6 +20,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from replay_report import percentile
 
 PERCENTILES = (50, 95, 99)
+COLD = 0.2
+"""Share of a run's first requests that "warm" leaves out: while the cache fills, all arms miss."""
+
 AGREEMENT = 0.001
 """Hit rates of the two sources further apart than this are reported."""
 
@@ -32,7 +35,9 @@ _TIMEOUT_S = 60
 
 @dataclass(frozen=True)
 class Measured:
-    """One run. Lists have an entry per request that was answered.
+    """One run. Lists have an entry per request that was answered, roughly in order of arrival:
+    `bench_serving` lists conversations in order of arrival, each with its turns, `replay_chat`
+    requests as they end.
 
     Attributes:
         prompt_tokens, cached_tokens, output_tokens: as the server reports them.
@@ -104,15 +109,18 @@ def figures(measured: Mapping[str, Any]) -> dict[str, float]:
     """What is compared, from `Measured.as_json`; times in seconds.
 
     Raises:
-        ValueError: nothing was answered.
+        ValueError: nothing was answered, or all replies are empty.
     """
-    ttft_s = [value for value in measured["ttft_s"] if value is not None]
-    if not ttft_s:
-        raise ValueError("no request was answered with a text")
+    ttft_s = measured["ttft_s"]
     seconds = measured["seconds"]
+    answered = [value for value in ttft_s if value is not None]
+    warm = [value for value in ttft_s[int(COLD * len(ttft_s)) :] if value is not None]
+    if not answered or not warm:
+        raise ValueError("no request was answered with a text")
     return {
         "hit_rate": sum(measured["cached_tokens"]) / sum(measured["prompt_tokens"]),
-        **{f"ttft_p{p}": float(percentile(ttft_s, p) or 0.0) for p in PERCENTILES},
+        **{f"ttft_p{p}": float(percentile(answered, p) or 0.0) for p in PERCENTILES},
+        "ttft_p95_warm": float(percentile(warm, 95) or 0.0),
         "requests_per_s": len(measured["prompt_tokens"]) / seconds,
         "tokens_per_s": (sum(measured["prompt_tokens"]) + sum(measured["output_tokens"])) / seconds,
     }
@@ -145,7 +153,7 @@ def disagreements(results: Iterable[Mapping[str, Any]]) -> list[str]:
     """Runs whose hit rate the server's metrics do not confirm, as lines of a report."""
     lines = []
     for result in results:
-        counted, own = result["metrics_hit_rate"], result["figures"]["hit_rate"]
+        counted, own = result["metrics_hit_rate"], figures(result)["hit_rate"]
         if counted is None or abs(counted - own) > AGREEMENT:
             seen = "nothing" if counted is None else f"{counted:.2%}"
             lines.append(

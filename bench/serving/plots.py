@@ -21,7 +21,12 @@ COLOURS = {
     "auto": "#2a6f97",
     "patched": "#7b2d8b",
 }
-SHOWN = {"hit-rate": "hit_rate", "ttft": "ttft_p95", "throughput": "tokens_per_s"}
+SHOWN = {
+    "hit-rate": "hit_rate",
+    "ttft": "ttft_p95",
+    "ttft-warm": "ttft_p95_warm",
+    "throughput": "tokens_per_s",
+}
 
 
 def draw(comparison: Comparison, folder: Path) -> list[Path]:
@@ -61,7 +66,7 @@ def _draw(comparison: Comparison, figure: Figure, path: Path) -> None:
         axis.grid(axis="y", color="#e9ecef")
         for side in ("top", "right"):
             axis.spines[side].set_visible(False)
-    title = f"TTFT {figure.title}" if figure.key == "ttft_p95" else figure.title
+    title = f"TTFT {figure.title}" if figure.key.startswith("ttft_p95") else figure.title
     axes[0][0].set_ylabel(f"{title}, {figure.unit}")
     chart.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4, fontsize=8)
     chart.savefig(path, dpi=130)

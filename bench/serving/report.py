@@ -44,6 +44,7 @@ FIGURES = (
     Figure("ttft_p50", "TTFT P50", "s"),
     Figure("ttft_p95", "P95", "s"),
     Figure("ttft_p99", "P99", "s"),
+    Figure("ttft_p95_warm", "P95 warm", "s"),
     Figure("requests_per_s", "requests", "1/s"),
     Figure("tokens_per_s", "tokens", "1/s"),
 )
@@ -94,7 +95,7 @@ def compare(
     values: dict[str, dict[str, dict[str, dict[int, float]]]] = {}
     for result in finished:
         of_arm = values.setdefault(result["workload"], {}).setdefault(result["arm"], {})
-        for key, value in result["figures"].items():
+        for key, value in measured.figures(result).items():
             of_arm.setdefault(key, {})[result["seed"]] = value
     order = [name for name in WORKLOADS if name in values]
     problems = [f"{name} left out: {reason}" for name, reason in left_out.items()]

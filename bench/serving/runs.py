@@ -165,7 +165,6 @@ class Runner:
                 "rate": rate,
                 "started": started,
                 "tree_core": core and core[1],
-                "figures": figures,
                 "metrics_hit_rate": hit_rate,
                 "without_text": values["ttft_s"].count(None),
                 "tuning": state.get("tuning"),

@@ -11,6 +11,7 @@ pytest.importorskip("prometheus_client")
 pytest.importorskip("scipy")
 
 from bench.serving import arms, workloads
+from bench.serving.measured import Measured
 from bench.serving.store import DONE
 
 SYSTEM, ASK, TOOL = "s" * 80, "q" * 40, "t" * 24
@@ -25,9 +26,8 @@ def workload(name, **fields):
 
 def result(workload, arm, seed, hit_rate, ttft=1.0, metrics_hit_rate=None):
     """A finished run, as the store keeps it."""
-    figures = {"hit_rate": hit_rate, "requests_per_s": 2.0, "tokens_per_s": 100.0}
-    figures.update(dict.fromkeys(("ttft_p50", "ttft_p95", "ttft_p99"), ttft))
-    counted = hit_rate if metrics_hit_rate is None else metrics_hit_rate
     named = {"workload": workload, "arm": arm, "seed": seed, "state": DONE}
+    seen = Measured([10_000] * 5, [round(10_000 * hit_rate)] * 5, [8] * 5, [ttft] * 5, 2.0, [])
+    counted = hit_rate if metrics_hit_rate is None else metrics_hit_rate
     core = "RustUnifiedTreeCore"
-    return {**named, "figures": figures, "metrics_hit_rate": counted, "tree_core": core}
+    return {**named, "metrics_hit_rate": counted, "tree_core": core, **seen.as_json()}
