@@ -129,11 +129,11 @@ def value_rows(comparison: Comparison, workload: str) -> list[list[str]]:
 def difference_rows(comparison: Comparison, workload: str) -> list[list[str]]:
     """One row per arm and reference; what lies inside of the spread is `NONE`."""
     rows = []
-    for reference in comparison.references:
+    for number, reference in enumerate(comparison.references):
         for arm in comparison.arms(workload):
             found = [comparison.difference(workload, arm, reference, of) for of in FIGURES]
-            if found[0] is None:
-                continue
+            if found[0] is None or arm in comparison.references[:number]:
+                continue  # two references are compared once
             names = [comparison.titles.get(name, name) for name in (arm, reference)]
             cells = [_stated(of, one) for of, one in zip(FIGURES, found, strict=True)]
             rows.append([*names, str(found[0].seeds), *cells])

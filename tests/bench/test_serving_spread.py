@@ -70,6 +70,15 @@ def test_a_table_says_none_inside_of_the_spread():
     assert "| +30.0 | none |" in report.markdown(comparison)
 
 
+def test_two_references_are_compared_once():
+    names = ["stock-rust", "stock-cap", "auto"]
+    results = [result("prefixes", arm, 0, 0.5) for arm in names]
+    rows = report.difference_rows(compared(results, names[:2]), "prefixes")
+    pairs = [(row[0], row[1]) for row in rows]
+    rust, cap, auto = (TITLES[name] for name in names)
+    assert pairs == [(cap, rust), (auto, rust), (auto, cap)]
+
+
 def test_failures_and_doubts_are_part_of_the_report():
     failed = {"workload": "prefixes", "arm": "auto", "seed": 1, "state": "failed"}
     python = {**result("prefixes", "stock-rust", 0, 0.5), "tree_core": "PythonTreeCore"}
