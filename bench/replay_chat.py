@@ -190,7 +190,12 @@ async def replay(settings: argparse.Namespace, trace: Trace) -> dict[str, Any]:
     url = settings.url.rstrip("/")
     headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
     limits = aiohttp.ClientTimeout(total=None, sock_read=settings.timeout)
-    async with aiohttp.ClientSession(headers=headers, timeout=limits) as session:
+    # A server closes idle connections after some seconds: one that is used again after a pause
+    # may just be going, and the request with it. Nor may requests wait for a free connection.
+    connector = aiohttp.TCPConnector(force_close=True, limit=0)
+    async with aiohttp.ClientSession(
+        headers=headers, timeout=limits, connector=connector
+    ) as session:
         before = await server_facts(session, url)
         model = settings.model or await _model_name(session, url)
         if settings.flush:

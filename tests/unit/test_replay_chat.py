@@ -155,13 +155,14 @@ class Endpoint:
 
     def __init__(self, fails_at=None, cache_report=True):
         self.fails_at, self.cache_report = fails_at, cache_report
-        self.bodies = []
+        self.bodies, self.peers = [], []
         self.running = self.most_running = 0
 
     async def chat(self, request):
         number = len(self.bodies)
         body = await request.json()
         self.bodies.append(body)
+        self.peers.append(request.transport.get_extra_info("peername"))
         if number == self.fails_at:
             return web.Response(status=500, text="out of luck")
         self.running += 1
@@ -246,6 +247,11 @@ def test_own_replies_become_history(endpoint, tmp_path):
     assert summary["ttft_s"]["p50"] > 0
     assert report["settings"]["trace"] == "trace.jsonl"
     assert endpoint.bodies[0]["stream_options"] == {"include_usage": True}
+
+
+def test_no_request_depends_on_a_connection_that_was_idle(endpoint, tmp_path):
+    run(endpoint, tmp_path)
+    assert len(set(endpoint.peers)) == len(endpoint.bodies) == 3
 
 
 def test_recorded_replies_become_history(endpoint, tmp_path):

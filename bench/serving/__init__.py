@@ -1,0 +1,1 @@
+"""Caches side by side on a server: `python -m bench.serving` (docs/benchmarks.md)."""
