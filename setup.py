@@ -47,7 +47,14 @@ setup(
         "sglang": ["sglang==0.5.23"],
         "sim": SIM,
         "test": TEST,
-        "bench": ["pytest-benchmark", "aiohttp", "scipy", *TEST, *SIM],  # scipy: Student's t
+        "bench": [
+            "pytest-benchmark",
+            "aiohttp",
+            "psutil",
+            "scipy",
+            *TEST,
+            *SIM,
+        ],  # scipy: Student's t
         "dev": ["ruff", "mypy", "pre-commit", *TEST],
     },
     entry_points={

@@ -18,10 +18,13 @@ _POLL_S = 0.5
 
 
 # Below those that the system hands out, and a range for each worker of pytest-xdist: a
-# server binds its ports some seconds after they were found free.
+# server binds its ports some seconds after they were found free. Runs of another checkout
+# begin elsewhere in the range.
 _PORTS_PER_WORKER = 2000
 _first_port = 12_000 + _PORTS_PER_WORKER * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
-_ports = itertools.cycle(range(_first_port, _first_port + _PORTS_PER_WORKER))
+_ports = itertools.cycle(
+    _first_port + (os.getpid() + i) % _PORTS_PER_WORKER for i in range(_PORTS_PER_WORKER)
+)
 
 
 def free_port() -> int:
