@@ -32,12 +32,30 @@ NAMES = (
 )
 
 
+ADMISSION_FOLDER = FOLDER.with_name("state_admission")
+ADMISSION_NAMES = ("forks", "pages")
+
+FILES = {
+    **dict.fromkeys(NAMES, FOLDER),
+    **dict.fromkeys(ADMISSION_NAMES, ADMISSION_FOLDER),
+}
+"""Folder in SGLang's tree by module of core."""
+
+
+def _package(name: str) -> str:
+    return ".".join(FILES[name].parts[1:])
+
+
 def upstream_text(name: str) -> str:
     """The module ``name`` of core as it stands in SGLang's tree."""
     text = (CORE / f"{name}.py").read_text()
-    text = text.replace("sglang_hybrid.core", "sglang.srt.mem_cache.state_eviction")
+    for each in FILES:
+        text = text.replace(f"sglang_hybrid.core.{each} ", f"{_package(each)}.{each} ")
+    text = text.replace("sglang_hybrid.core", _package(name))
     options = ("--isolated", "--line-length=88", "--target-version=py311", "-")
-    for command in (("check", "--select=I", "--fix", "--quiet"), ("format",)):
+    sorting = ("check", "--select=I", "--fix", "--quiet")
+    ours = "lint.isort.known-first-party=['sglang']"
+    for command in ((*sorting, "--config", ours), ("format",)):
         text = subprocess.run(
             (sys.executable, "-m", "ruff", *command, *options),
             input=text,
@@ -49,9 +67,9 @@ def upstream_text(name: str) -> str:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) / FOLDER
-    for name in NAMES:
-        (folder / f"{name}.py").write_text(upstream_text(name))
+    for name, folder in FILES.items():
+        path = Path(sys.argv[1]) / folder / f"{name}.py"
+        path.write_text(upstream_text(name))
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ class PageChain:
 
     def __init__(self, namespace: int = 0) -> None:
         self.namespace = namespace
-        self._salt = mixed(np.array([namespace], np.uint64) ^ _FACTOR)
+        self._salt = mixed(np.array([namespace], np.uint64) ^ _ODD)
         self._sums = np.empty(0, np.uint64)
         self.hashes: Hashes = np.empty(0, np.uint64)
 

@@ -95,3 +95,11 @@ def test_against_literal_prefixes():
 def test_sizes_that_are_not_powers_of_two_are_refused(slots):
     with pytest.raises(ValueError, match=f"power of two of at least 2, got {slots}"):
         ForkIndex(slots)
+
+
+def test_a_page_of_zeros_is_a_page_like_any_other():
+    index = ForkIndex(1 << 10)
+    assert 0 not in chain("\0\0\0")
+    index.observe(chain("\0\0\0"))
+    index.observe(chain("\0\0\0"))
+    assert deepest(index, "\0\0\0") is None

@@ -42,8 +42,8 @@ def installed() -> dict:
 
 
 def test_carried_files_are_core_s(patched_tree):
-    for name in carried.NAMES:
-        there = (patched_tree / carried.FOLDER / f"{name}.py").read_text()
+    for name, folder in carried.FILES.items():
+        there = (patched_tree / folder / f"{name}.py").read_text()
         assert there == carried.upstream_text(name), name
 
 

@@ -1,5 +1,6 @@
-"""A server from the patched tree saves several states in one prefill, each at its token."""
+"""A server from the patched tree saves several states in one prefill, where they are wanted."""
 
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -47,6 +48,7 @@ def served(request, model, patched_tree, tmp_path_factory):
     flags = ["--mamba-radix-cache-strategy", "extra_buffer", "--chunked-prefill-size", "512"]
     flags += ["--mamba-prefill-tracking", request.param.name, "--enable-mixed-chunk"]
     flags += ["--max-mamba-cache-size", "40", "--max-total-tokens", "8192"]
+    flags += ["--mamba-admission-config", '{"ghost_forks": true}', "--enable-metrics"]
     environment = {"PYTHONPATH": f"{patched_tree}/python"}
     environment |= {"SGLANG_ENABLE_TREE_CACHE_SANITY_CHECK": "1"}
     with launch(model, None, *flags, log=log, environment=environment) as server:
@@ -70,6 +72,30 @@ def test_one_prefill_keeps_branch_and_tail(served):
     assert hits == [0, 0, mode.branch(250)]
     for prompt in prompts[:2]:
         assert comparison.ask([*prompt, 40, 41], 4).hit == mode.tail(400)
+    comparison.check()
+
+
+def metric(server, name: str) -> float:
+    """Sum over the labels of a counter ``sglang:mamba_<name>_total``."""
+    text = requests.get(f"{server.url}/metrics", timeout=60).text
+    pattern = rf"^sglang:mamba_{name}_total{{.*}} (\S+)$"
+    return sum(float(value) for value in re.findall(pattern, text, re.MULTILINE))
+
+
+def test_a_fork_is_remembered_without_its_kv(served):
+    server, _ = served
+    server.flush()
+    comparison = Comparison(server)
+    comparison.ask(sharing(250, 0, own=150), 4)
+    evicted = metric(server, "evicted_states")
+    for seed in range(3):
+        server.generate(tokens(3000, seed), 1)
+    assert metric(server, "evicted_states") > evicted
+    assert comparison.ask(sharing(250, 1, own=150), 4).hit == 0
+    lost = metric(server, "lost_tokens")
+    # Of a fork inside a page of 64 tokens only its beginning is known.
+    assert comparison.ask(sharing(250, 2, own=150), 4).hit == 192
+    assert metric(server, "lost_tokens") == lost + 250 - 192
     comparison.check()
 
 
