@@ -34,6 +34,8 @@ def pytest_xdist_make_scheduler(config, log):
 def _group_of(nodeid):
     path, _, rest = nodeid.partition("::")
     folder = path.split("/")[-2]
+    if path.endswith("test_each_patch.py"):
+        return nodeid
     if folder in _ONE_WORKER:
         return folder
     if folder in ("server", "matrix"):
