@@ -99,7 +99,7 @@ def test_a_tick_moves_a_bounded_number(monkeypatch):
     view, placed = cache.view, []
     view.settle()
     view.switch(make_policy("utility", 0.5), BOTH)
-    monkeypatch.setattr(view, "_place", lambda node: placed.append(node.id))
+    monkeypatch.setattr(view, "_place", lambda node, _: placed.append(node.id))
     view.tick()
     assert len(placed) == len(set(placed)) == MOVED_PER_REQUEST
 

@@ -41,7 +41,6 @@ def check_bounds(cache):
         view.leaves.keys(),
     ):
         assert set(kept) <= ids
-    assert tree._found_above is None
     assert len(tree.checkpoints) <= SLOTS and len(view._to_move) <= SLOTS
     for tiers in (view.states, view.leaves):
         for index in tiers.tiers:
@@ -80,10 +79,10 @@ def test_what_we_keep_is_bounded(prompt):
     placed, most = 0, 0
     place = cache.view._place
 
-    def counted(node):
+    def counted(*args):
         nonlocal placed
         placed += 1
-        place(node)
+        place(*args)
 
     cache.view._place = counted
     for i in range(REQUESTS):
