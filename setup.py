@@ -21,6 +21,7 @@ TEST = [
     "pytest",
     "pytest-timeout",  # a hung server must fail a test, not the run
     "pytest-xdist",  # a second worker computes while the first waits for a server
+    "psutil",  # whether a server that answers is the one that was started
     "hypothesis",  # property tests against brute-force references
 ]
 
@@ -47,14 +48,7 @@ setup(
         "sglang": ["sglang==0.5.23"],
         "sim": SIM,
         "test": TEST,
-        "bench": [
-            "pytest-benchmark",
-            "aiohttp",
-            "psutil",
-            "scipy",
-            *TEST,
-            *SIM,
-        ],  # scipy: Student's t
+        "bench": ["pytest-benchmark", "aiohttp", "scipy", *TEST, *SIM],  # scipy: Student's t
         "dev": ["ruff", "mypy", "pre-commit", *TEST],
     },
     entry_points={

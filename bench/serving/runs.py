@@ -5,21 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import requests
 from rich.console import Console
 from rich.markup import escape
@@ -38,7 +36,6 @@ from cpu_server import CpuServer, launch
 GUARD = str(Path(__file__).with_name("guard.py"))
 COMMON_FLAGS = ("--enable-cache-report", "--enable-metrics")
 
-_PORTS = (20_000, 32_000)
 _LOG_LINES = 15
 _WARM_UP_BYTES = (200, 1200)
 _WARM_UP_AT_ONCE = 4
@@ -214,24 +211,20 @@ class Runner:
             )
         return seen, measured.hit_rate_between(before, after)
 
-    @contextlib.contextmanager
-    def _server(self, arm: Arm, pools: str, log: Path) -> Iterator[CpuServer]:
+    def _server(self, arm: Arm, pools: str, log: Path) -> AbstractContextManager[CpuServer]:
         flags = self.options.server_flags(arm, pools)
         environment = {**arm.environment}
         if "PYTHONPATH" in environment and os.environ.get("PYTHONPATH"):
             environment["PYTHONPATH"] += os.pathsep + os.environ["PYTHONPATH"]
-        with launch(
+        return launch(
             Path(self.options.model),
-            _port(),
+            None,
             *flags,
             log=log,
             timeout_s=self.options.start_timeout_s,
             program=(GUARD, "-m", "sglang.launch_server"),
             environment=environment,
-        ) as server:
-            if not _listens(server):
-                raise RuntimeError(f"{server.url} is answered by a process of somebody else")
-            yield server
+        )
 
     def _warm_up(self, server: CpuServer, seed: int) -> None:
         """Prompts of several lengths, each three times, so that hits are warm as well."""
@@ -301,28 +294,6 @@ def _readable(log: Path) -> list[str]:
         return []
     lines = [line[:400] for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return [line for line in lines if "server_args=" not in line and "args=Namespace" not in line]
-
-
-def _port() -> int:
-    """A free port. Other servers of the machine may be started at any moment, hence at random."""
-    while True:
-        port = random.randrange(*_PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-
-
-def _listens(server: CpuServer) -> bool:
-    """Whether one of the server's own processes has its port."""
-    root = psutil.Process(server.pid)
-    for process in (root, *root.children(recursive=True)):
-        with contextlib.suppress(psutil.Error):
-            for one in process.net_connections():
-                if one.status == psutil.CONN_LISTEN and one.laddr.port == int(
-                    server.url.rsplit(":", 1)[1]
-                ):
-                    return True
-    return False
 
 
 def _named(block: plan.Block, workload: Workload) -> dict[str, Any]:

@@ -75,8 +75,20 @@ class Workload:
         """Of the driver, without the interpreter."""
         raise NotImplementedError
 
-    def _bench_serving(self, url: str, seed: int, load: Load, out: Path) -> list[str]:
+    def _bench_serving(
+        self,
+        url: str,
+        seed: int,
+        load: Load,
+        out: Path,
+        dataset: str,
+        path: Path | None = None,
+        backend: str = "sglang",
+    ) -> list[str]:
         command = ["-m", "sglang.bench_serving", "--base-url", url, "--seed", str(seed)]
+        command += ["--backend", backend, "--dataset-name", dataset]
+        command += [] if path is None else ["--dataset-path", str(path)]
+        command += ["--num-prompts", str(self.arrivals())]
         command += ["--warmup-requests", "0", "--disable-tqdm", "--cache-report"]
         command += ["--output-details", "--output-file", str(out)]
         if load.rate is None:
@@ -115,9 +127,8 @@ class Prefixes(Workload):
         return self.groups * self.prompts
 
     def command(self, url: str, data: Path, seed: int, load: Load, out: Path) -> list[str]:
-        command = [*self._bench_serving(url, seed, load, out), "--backend", "sglang"]
-        command += ["--dataset-name", "generated-shared-prefix", "--tokenize-prompt"]
-        command += ["--num-prompts", str(self.arrivals())]
+        command = self._bench_serving(url, seed, load, out, "generated-shared-prefix")
+        command += ["--tokenize-prompt"]
         for name, value in {
             "num-groups": self.groups,
             "prompts-per-group": self.prompts,
@@ -271,9 +282,9 @@ class AgenticTrace(_Recorded):
         datasets.write_agentic_trace(path, sessions, name)
 
     def command(self, url: str, data: Path, seed: int, load: Load, out: Path) -> list[str]:
-        command = [*self._bench_serving(url, seed, load, out), "--backend", "sglang-oai-chat"]
-        command += ["--dataset-name", "agentic-trace", "--dataset-path", str(data)]
-        command += ["--num-prompts", str(self.arrivals())]
+        command = self._bench_serving(
+            url, seed, load, out, "agentic-trace", data, backend="sglang-oai-chat"
+        )
         return [*command, "--sharegpt-output-len", str(self.output)]
 
     def _generated(self) -> BranchingAgents:
@@ -305,9 +316,7 @@ class ShortChats(Workload):
             datasets.write_short_chats(path, self.requests, self.length, seed)
 
     def command(self, url: str, data: Path, seed: int, load: Load, out: Path) -> list[str]:
-        command = [*self._bench_serving(url, seed, load, out), "--backend", "sglang"]
-        command += ["--dataset-name", "sharegpt", "--dataset-path", str(self.source or data)]
-        command += ["--num-prompts", str(self.requests)]
+        command = self._bench_serving(url, seed, load, out, "sharegpt", self.source or data)
         return [*command, "--sharegpt-output-len", str(self.output)]
 
 
@@ -347,14 +356,12 @@ class MooncakeTrace(Workload):
         datasets.write_lines(path, records)
 
     def command(self, url: str, data: Path, seed: int, load: Load, out: Path) -> list[str]:
-        command = [*self._bench_serving(url, seed, load, out), "--backend", "sglang"]
-        command += ["--dataset-name", "mooncake", "--dataset-path", str(data)]
         slowdown = 0.0  # all arrive at once, and wait for their turn
         if load.rate is not None:
             lasts = datasets.trace_seconds(datasets.read_mooncake(data))
             slowdown = self.requests / load.rate / lasts
-        command += ["--mooncake-slowdown-factor", f"{slowdown:.6g}"]
-        return [*command, "--num-prompts", str(self.requests)]
+        command = self._bench_serving(url, seed, load, out, "mooncake", data)
+        return [*command, "--mooncake-slowdown-factor", f"{slowdown:.6g}"]
 
 
 KNOWN: dict[str, type[Workload]] = {

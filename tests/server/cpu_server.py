@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import requests
 
 _POLL_S = 0.5
@@ -107,7 +108,8 @@ def launch(
         environment: variables beside those of this process.
 
     Raises:
-        RuntimeError: if it exits or does not become healthy in time; with the end of its log.
+        RuntimeError: if it exits or does not become healthy in time, with the end of its log;
+            or if it is a process of somebody else that answers.
     """
     port = free_port() if port is None else port
     command = [
@@ -128,11 +130,24 @@ def launch(
         )
         try:
             _wait_until_healthy(process, url, log, timeout_s)
+            if not _listens(process.pid, port):
+                raise RuntimeError(f"{url} is answered by a process of somebody else")
             yield CpuServer(url, log, process.pid)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+
+def _listens(pid: int, port: int) -> bool:
+    """Whether the process or one that it has started has the port."""
+    root = psutil.Process(pid)
+    for process in (root, *root.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):
+            for one in process.net_connections():
+                if one.status == psutil.CONN_LISTEN and one.laddr.port == port:
+                    return True
+    return False
 
 
 def _wait_until_healthy(process: subprocess.Popen, url: str, log: Path, timeout_s: float) -> None:
