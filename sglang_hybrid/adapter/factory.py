@@ -9,7 +9,7 @@ from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_
 
 from sglang_hybrid.adapter import hooks
 from sglang_hybrid.adapter.cache import HybridMarconiCache
-from sglang_hybrid.adapter.model_costs import model_costs
+from sglang_hybrid.adapter.model_costs import equal_on_all_ranks, model_costs
 from sglang_hybrid.adapter.saving_layers import family_of
 from sglang_hybrid.config import CacheConfig
 
@@ -27,6 +27,8 @@ def create_cache(ctx: TreeCacheBuildContext, config: CacheConfig) -> HybridMarco
         sum(p.numel() for p in model.parameters()),
         ctx.tp_size,
     )
+    if ctx.tp_size > 1:
+        costs = equal_on_all_ranks(costs, params.tp_cache_group)
     logger.info(
         "hybrid-marconi: policy %s, alpha %g; a checkpoint takes %d bytes, "
         "as much as the KV of %.0f tokens.",

@@ -135,6 +135,8 @@ class HybridMambaComponent(RequestCheckpoints, TieredMamba, ViewDriven, MambaCom
         """
         depth_of = self.cache.view.depth_of
         end = depth_of(node)
+        if end == depth:
+            return node
         if end < depth:
             self.cache.guards.saving.failed(
                 AssertionError(f"a state of {depth} tokens for a path of {end}")

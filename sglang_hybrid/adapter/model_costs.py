@@ -7,7 +7,10 @@ paddings are those in use; FLOPs come from the model's configuration.
 from __future__ import annotations
 
 import logging
+from dataclasses import astuple
 from typing import Any
+
+import torch
 
 from sglang_hybrid.core.costs import LayerCosts, ModelCosts
 from sglang_hybrid.core.feed_forward_costs import dense
@@ -55,6 +58,19 @@ def model_costs(
         flops_linear=flops.flops_linear,
         flops_quadratic=flops.flops_quadratic,
     )
+
+
+def equal_on_all_ranks(
+    costs: ModelCosts, group: torch.distributed.ProcessGroup | None
+) -> ModelCosts:
+    """The largest figures of ``group``'s ranks (None: of all ranks), which all call this.
+
+    Ranks weigh states by them and must choose the same victims. They differ where a model is
+    not known and its weights are not split evenly.
+    """
+    figures = torch.tensor(astuple(costs), dtype=torch.float64)
+    torch.distributed.all_reduce(figures, torch.distributed.ReduceOp.MAX, group)
+    return ModelCosts(*figures.tolist())
 
 
 def _layers(config: Any, parameters: int, shards: int) -> list[LayerCosts]:

@@ -82,14 +82,17 @@ class TreeView(VictimOrder):
         """A request was admitted."""
         self.clock += 1
         if self._to_move:
-            self.settle()
+            self._settle()
             self._move()
         if len(self._unsettled) > _MAX_UNSETTLED:
-            self.settle()
+            self._settle()
 
     @guarded(nothing)
     def touch(self, node: UnifiedTreeNode) -> None:
         """``node``'s locks, children or key changed."""
+        self._touch(node)
+
+    def _touch(self, node: UnifiedTreeNode) -> None:
         if node.parent is not None:
             self._unsettled[node.id] = node
 
@@ -127,36 +130,39 @@ class TreeView(VictimOrder):
     @guarded(nothing)
     def detach(self, node: UnifiedTreeNode) -> None:
         """``node`` lost its state."""
-        if node.id not in self.checkpoints:
-            return
+        if node.id in self.checkpoints:
+            self._release(node)
+
+    def _release(self, node: UnifiedTreeNode) -> None:
         self._learn(node, is_hit=False)
         self.live[self.checkpoints[node.id].kind] -= 1
         self.states.discard(node.id)
         self._drawn_from.remove(node.id)
         self._touch_all(self.tree.remove(node))
-        self.touch(node)
+        self._touch(node)
 
     @guarded(nothing)
     def forget(self, node: UnifiedTreeNode) -> None:
         """``node``, a leaf, is about to leave the tree."""
-        self.detach(node)
+        if node.id in self.checkpoints:
+            self._release(node)
         self.tree.forget(node)
         self._unsettled.pop(node.id, None)
         self.leaves.discard(node.id)
-        self.touch(node.parent)
+        self._touch(node.parent)
 
     @guarded(nothing)
     def grow(self, leaf: UnifiedTreeNode) -> None:
         """``leaf`` was added to the tree."""
         self.tree.depth_of(leaf, self.clock)
         self._unsettled[leaf.id] = leaf
-        self.touch(leaf.parent)
+        self._touch(leaf.parent)
 
     @guarded(nothing)
     def split(self, upper: UnifiedTreeNode, lower: UnifiedTreeNode) -> None:
         """``upper`` was split off above ``lower``."""
         self.tree.split(upper, lower)
-        self.touch(lower)
+        self._touch(lower)
 
     @guarded(nothing)
     def consume(self, node: UnifiedTreeNode) -> None:
@@ -169,7 +175,7 @@ class TreeView(VictimOrder):
         checkpoint.last_use = self.clock
         checkpoint.is_first_victim = False
         self.used_kinds.add(checkpoint.kind)
-        self.touch(node)
+        self._touch(node)
 
     @guarded(nothing)
     def renew(self, node: UnifiedTreeNode, kind: Kind) -> None:
@@ -179,7 +185,7 @@ class TreeView(VictimOrder):
         if checkpoint.is_first_victim:
             self._set_kind(checkpoint, kind)
             checkpoint.is_first_victim = self._starts_as_first_victim(kind)
-        self.touch(node)
+        self._touch(node)
 
     @guarded(nothing)
     def reclassify(self, node: UnifiedTreeNode, kind: Kind) -> None:
@@ -189,7 +195,7 @@ class TreeView(VictimOrder):
             self._set_kind(checkpoint, kind)
             checkpoint.is_first_victim = not checkpoint.hits and self._starts_as_first_victim(kind)
         checkpoint.last_use = self.clock
-        self.touch(node)
+        self._touch(node)
 
     def _set_kind(self, checkpoint: Checkpoint, kind: Kind) -> None:
         self.live[checkpoint.kind] -= 1
@@ -225,7 +231,7 @@ class TreeView(VictimOrder):
             table: what to go on from if ``policy`` is a `Density`, instead of what the
                 view's own has learned so far. Copied.
         """
-        self.settle()
+        self._settle()
         self.first_victims = first_victims
         self._put_in_force(policy, table)
 
@@ -234,19 +240,19 @@ class TreeView(VictimOrder):
     @guarded(_keys_to)
     def depth_of(self, node: UnifiedTreeNode) -> int:
         """Tokens from the root to the end of ``node``."""
-        return super().depth_of(node)
+        return self.tree.depth_of(node, self.clock)
 
     @guarded(nothing)
     def state_victim(self) -> UnifiedTreeNode | None:
         """The node whose state slot should go, or None if all are locked."""
-        self.settle()
+        self._settle()
         key = self.states.victim(self.clock + 1)
         return None if key is None else self.tree_core.node_by_id(key)
 
     @guarded(nothing)
     def leaf_victim(self) -> UnifiedTreeNode | None:
         """The leaf whose KV should go (its state goes with it), or None."""
-        self.settle()
+        self._settle()
         key = self.leaves.victim(self.clock + 1)
         return None if key is None else self.tree_core.node_by_id(key)
 
@@ -258,7 +264,7 @@ class TreeView(VictimOrder):
     @guarded(never)
     def has_first_victims(self) -> bool:
         """Whether a slot can be had without taking a checkpoint that admission asked for."""
-        self.settle()
+        self._settle()
         return len(self.states.tiers[StateTier.FIRST]) > 0
 
     @guarded(never)
@@ -292,6 +298,9 @@ class TreeView(VictimOrder):
     @guarded(nothing)
     def settle(self) -> None:
         """Place every node that an event has touched."""
+        self._settle()
+
+    def _settle(self) -> None:
         if self._unsettled:
             nodes, self._unsettled = self._unsettled, {}
             self._place_all(nodes.values())
@@ -299,5 +308,5 @@ class TreeView(VictimOrder):
     @guarded(lambda _: {})
     def stale(self) -> dict[int, tuple]:
         """Candidates whose place is not what the tree says now. O(tree); for checks."""
-        self.settle()
+        self._settle()
         return self._stale()

@@ -67,10 +67,6 @@ class VictimOrder:
         self.leaves = kv_victims(self._new_index, self.bucket_width)
         self._to_move: list[int] = []
 
-    def depth_of(self, node: UnifiedTreeNode) -> int:
-        """Tokens from the root to the end of ``node``."""
-        return self.tree.depth_of(node, self.clock)
-
     @property
     def drawn_from(self) -> list[int]:
         """Ids of all nodes with a checkpoint, in the order that random draws index."""
@@ -137,7 +133,7 @@ class VictimOrder:
         if checkpoint is None:
             self.states.discard(key)
             if node in self.tree_core.evictable_device_leaves:
-                depth = self.depth_of(node)
+                depth = self.tree.depth_of(node, self.clock)
                 self.leaves.put(key, KVTier.STATELESS, 0.0, self.tree.inserted_at(node), depth)
             else:
                 self.leaves.discard(key)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from harness import KV_LAYERS, STATE_LAYERS, make_pools, publish_server_args
+from rank_costs import put_costs_of_rank
 from sglang.srt.configs.mamba_utils import KimiLinearStateShape, Mamba2StateShape
 from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
 
@@ -147,3 +148,11 @@ def test_a_shards_checkpoint_is_that_of_sglangs_pool(name, layers, shape_of, sha
     layer_bytes = math.prod(shape.temporal) * 4 + convolutions * 2
     read = layers_of(SimpleNamespace(**config), Dtypes(), shards=shards)
     assert sum(layer.state_bytes for layer in read) == layers * layer_bytes
+
+
+def test_ranks_weigh_by_the_same_costs(tmp_path):
+    spawn = torch.multiprocessing.get_context("spawn")
+    results = spawn.SimpleQueue()
+    arguments = (str(tmp_path / "store"), results)
+    torch.multiprocessing.spawn(put_costs_of_rank, arguments, nprocs=2)
+    assert [results.get(), results.get()] == [ModelCosts(8.0, 101.0, 3e12, 5e6)] * 2

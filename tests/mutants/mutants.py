@@ -56,12 +56,12 @@ MUTANTS = (
     Mutant(
         "a hit refreshes the ancestors of its state",
         f"{ADAPTER}/tree_view.py",
-        "        self.used_kinds.add(checkpoint.kind)\n        self.touch(node)\n",
-        "        self.used_kinds.add(checkpoint.kind)\n        self.touch(node)\n"
+        "        self.used_kinds.add(checkpoint.kind)\n        self._touch(node)\n",
+        "        self.used_kinds.add(checkpoint.kind)\n        self._touch(node)\n"
         "        while (node := node.parent).parent is not None:\n"
         "            if node.id in self.checkpoints:\n"
         "                self.checkpoints[node.id].last_use = self.clock\n"
-        "                self.touch(node)\n",
+        "                self._touch(node)\n",
         ("tests/cache/test_eviction.py",),
     ),
     Mutant(

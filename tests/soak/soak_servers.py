@@ -96,7 +96,7 @@ SETUPS = [
     Setup(
         "page_16_no_overlap_retracts",
         "extra_buffer",
-        18,
+        12,
         page=16,
         args=(*NO_OVERLAP, *FOUR),
         retracts=True,
