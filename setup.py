@@ -21,6 +21,7 @@ TEST = [
     "pytest",
     "pytest-timeout",  # a hung server must fail a test, not the run
     "pytest-xdist",  # a second worker computes while the first waits for a server
+    "filelock",  # what takes long is made once, not by each worker
     "psutil",  # whether a server that answers is the one that was started
     "hypothesis",  # property tests against brute-force references
 ]

@@ -1,7 +1,11 @@
 """Shared by all tests."""
 
+import os
+from contextlib import contextmanager
+
 import pytest
 from combinations import ALL
+from filelock import FileLock
 from hypothesis import settings
 from setups import SETUPS
 
@@ -47,7 +51,24 @@ def _group_of(nodeid):
 
 
 @pytest.fixture(scope="session")
-def compiled_replay():
+def once(tmp_path_factory):
+    """``once(name)``: a folder that all workers share, while no other worker is in it."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+
+    @contextmanager
+    def enter(name):
+        folder = shared / name
+        folder.mkdir(exist_ok=True)
+        with FileLock(folder / "lock"):
+            yield folder
+
+    return enter
+
+
+@pytest.fixture(scope="session")
+def compiled_replay(once):
     """The compiled replay is in its cache on disk.
 
     The shadow process runs at the lowest priority: a test that waits for it must not wait
@@ -63,7 +84,8 @@ def compiled_replay():
     costs = ModelCosts(64, 6400, 1e6, 1e2)
     admission = parse_admission("shipped")
     pools = Budget(1e6, state_slots=8, kv_tokens=4096)
-    warm_up(Settings(costs, admission, pools, arms_for("auto", admission)))
+    with once("compiled_replay"):
+        warm_up(Settings(costs, admission, pools, arms_for("auto", admission)))
 
 
 @pytest.fixture(scope="session")

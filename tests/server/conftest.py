@@ -1,5 +1,7 @@
 """Servers are started once per configuration and shared by the tests of a session."""
 
+import pickle
+
 import pytest
 from cpu_server import launch
 from setups import SETUPS
@@ -7,12 +9,15 @@ from workload import reference_outputs
 
 
 @pytest.fixture(scope="session")
-def reference(model, tmp_path_factory):
+def reference(model, once):
     """Outputs of the mixed workload on a server whose cache is off."""
-    log = tmp_path_factory.mktemp("log") / "reference.log"
     flags = ["--disable-radix-cache", "--max-total-tokens", "4096", "--max-running-requests", "4"]
-    with launch(model, None, *flags, log=log) as server:
-        return reference_outputs(server)
+    with once("reference") as folder:
+        outputs = folder / "outputs.pickle"
+        if not outputs.exists():
+            with launch(model, None, *flags, log=folder / "server.log") as server:
+                outputs.write_bytes(pickle.dumps(reference_outputs(server)))
+        return pickle.loads(outputs.read_bytes())
 
 
 @pytest.fixture(scope="session", params=SETUPS, ids=lambda setup: setup.name)
