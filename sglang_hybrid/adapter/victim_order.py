@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
@@ -12,7 +12,7 @@ from sglang_hybrid.core.costs import ModelCosts
 from sglang_hybrid.core.density import Density
 from sglang_hybrid.core.hit_density import DensityTable, class_of
 from sglang_hybrid.core.live_tree import Above, LiveTree
-from sglang_hybrid.core.migration import MergedIndex, merged
+from sglang_hybrid.core.migration import MergedIndex, PolicyIndex, merged
 from sglang_hybrid.core.policies import Entry, Policy
 from sglang_hybrid.core.sampling import DrawList, MergedSampledIndex, SampledIndex
 from sglang_hybrid.core.tiers import (
@@ -213,8 +213,8 @@ class VictimOrder:
         return wrong
 
 
-def _index_of(index: Candidates, key: int) -> VictimIndex | SampledIndex:
+def _index_of(index: Candidates, key: int) -> PolicyIndex:
     """The index in which ``key``'s entry is stored."""
     if isinstance(index, MergedIndex):
-        index = next((each for each in index.old if key in each), index.new)
-    return index
+        return next((each for each in index.old if key in each), index.new)
+    return cast(PolicyIndex, index)
