@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 from sglang_hybrid.adapter import short_hits
 from sglang_hybrid.adapter.timing import SECTIONS
 from sglang_hybrid.core.checkpoints import Kind
-from sglang_hybrid.core.tuner import Reason
+from sglang_hybrid.core.decider import Reason
 
 PREFIX = "sglang:hybrid_"
 """SGLang's own prefix, and ours."""

@@ -16,8 +16,9 @@ from sglang.srt.utils.rank_consensus_checker import assert_same
 from sglang_hybrid.adapter.decisions import Decision
 from sglang_hybrid.adapter.guards import guarded, nothing
 from sglang_hybrid.config import CacheConfig
+from sglang_hybrid.core.decider import Choice, Decider
 from sglang_hybrid.core.policy_names import make_policy
-from sglang_hybrid.core.tuner import Bootstrap, Choice, Decider
+from sglang_hybrid.core.tuner import Bootstrap
 from sglang_hybrid.shadow.arms import arms_for, bootstrap_arms, lru_index
 from sglang_hybrid.shadow.client import ShadowClient
 from sglang_hybrid.shadow.messages import Report, Settings, table_from_bytes

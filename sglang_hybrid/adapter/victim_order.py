@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
 
@@ -12,9 +12,9 @@ from sglang_hybrid.core.costs import ModelCosts
 from sglang_hybrid.core.density import Density
 from sglang_hybrid.core.hit_density import DensityTable, class_of
 from sglang_hybrid.core.live_tree import Above, LiveTree
-from sglang_hybrid.core.migration import MergedIndex, merged, policy_of
+from sglang_hybrid.core.migration import MergedIndex, PolicyIndex, merged
 from sglang_hybrid.core.policies import Entry, Policy
-from sglang_hybrid.core.sampling import DrawList, SampledIndex
+from sglang_hybrid.core.sampling import DrawList, MergedSampledIndex, SampledIndex
 from sglang_hybrid.core.tiers import (
     KV_TIERS_OF_POLICY,
     SPREAD,
@@ -24,7 +24,7 @@ from sglang_hybrid.core.tiers import (
     kv_victims,
     state_victims,
 )
-from sglang_hybrid.core.victims import VictimIndex
+from sglang_hybrid.core.victims import Candidates, VictimIndex
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import (
@@ -85,12 +85,14 @@ class VictimOrder:
         ):
             return
         self.policy = policy
+        kind = MergedSampledIndex if isinstance(policy, Density) else MergedIndex
         for tiers, changing in (
             (self.states, STATE_TIERS_OF_POLICY),
             (self.leaves, KV_TIERS_OF_POLICY),
         ):
             for tier in changing:
-                tiers.tiers[tier] = merged(tiers.tiers[tier], self._new_index(), self._weighed)
+                now, new = tiers.tiers[tier], self._new_index()
+                tiers.tiers[tier] = merged(now, new, self._weighed, kind)
         self._to_move = list(self._drawn_from.keys)
 
     def _new_index(self) -> VictimIndex | SampledIndex:
@@ -195,10 +197,10 @@ class VictimOrder:
             ):
                 found, place = tiers.tier_of(key), None
                 if found == tier and tier is not None:
-                    index = tiers.tiers[tier]
-                    weight, group = self._weight(node, policy_of(index, key))
+                    index = _index_of(tiers.tiers[tier], key)
+                    weight, group = self._weight(node, index.policy)
                     place = (checkpoint.last_use, checkpoint.depth, key, weight)
-                    entry = _stored(index, key)
+                    entry = index.entry(key)
                     is_right = entry[:4] == place and (not group or entry[4] == group)
                     found = None if is_right else entry
                     tier = None if is_right else place
@@ -207,8 +209,8 @@ class VictimOrder:
         return wrong
 
 
-def _stored(index, key: int) -> Entry:
-    """``key``'s entry as it stands in ``index``, by whatever policy."""
+def _index_of(index: Candidates, key: int) -> PolicyIndex:
+    """The index in which ``key``'s entry is stored."""
     if isinstance(index, MergedIndex):
-        index = next(each for each in (*index.old, index.new) if key in each)
-    return index.entry(key)
+        return next((each for each in index.old if key in each), index.new)
+    return cast(PolicyIndex, index)

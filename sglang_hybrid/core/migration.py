@@ -8,10 +8,17 @@ the weight that the policy in force gives it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, cast
 
 from sglang_hybrid.core.policies import Entry, Policy
-from sglang_hybrid.core.sampling import SampledIndex
-from sglang_hybrid.core.victims import Candidates, VictimIndex
+from sglang_hybrid.core.victims import Candidates
+
+
+class PolicyIndex(Candidates, Protocol):
+    """Candidates of one policy."""
+
+    @property
+    def policy(self) -> Policy: ...
 
 
 class MergedIndex:
@@ -28,8 +35,8 @@ class MergedIndex:
 
     def __init__(
         self,
-        old: Sequence[VictimIndex | SampledIndex],
-        new: VictimIndex | SampledIndex,
+        old: Sequence[PolicyIndex],
+        new: PolicyIndex,
         weighed: Callable[[int], Entry],
     ) -> None:
         self.old, self.new = tuple(old), new
@@ -64,13 +71,8 @@ class MergedIndex:
                 yield self._weighed(entry[2])
 
     def heads(self) -> list[Entry]:
-        if isinstance(self.new, SampledIndex):
-            return self.new.sample(self.entry, len(self)) or list(self.entries())
-        heads = self.new.heads()
-        for index in self.old:
-            if len(index):
-                heads += [self._weighed(entry[2]) for entry in index.heads()]
-        return heads
+        old = (entry for index in self.old if len(index) for entry in index.heads())
+        return [*self.new.heads(), *(self._weighed(entry[2]) for entry in old)]
 
     def victim(self, now: int) -> int | None:
         heads = self.heads()
@@ -84,20 +86,11 @@ class MergedIndex:
 
 
 def merged(
-    now: Candidates, new: VictimIndex | SampledIndex, weighed: Callable[[int], Entry]
+    now: Candidates,
+    new: PolicyIndex,
+    weighed: Callable[[int], Entry],
+    kind: type[MergedIndex] = MergedIndex,
 ) -> MergedIndex:
-    """``now``, whatever it is, with ``new`` in force from here on."""
-    assert isinstance(now, MergedIndex | VictimIndex | SampledIndex)
-    old = (*now.old, now.new) if isinstance(now, MergedIndex) else (now,)
-    return MergedIndex([index for index in old if len(index)], new, weighed)
-
-
-def policy_of(index: Candidates, key: int) -> Policy:
-    """The policy whose weight ``key``'s entry in ``index`` holds."""
-    if isinstance(index, MergedIndex):
-        for old in index.old:
-            if key in old:
-                return old.policy
-        return index.new.policy
-    assert isinstance(index, VictimIndex | SampledIndex)
-    return index.policy
+    """``now``, of one policy or several, with ``new`` in force from here on."""
+    old = (*now.old, now.new) if isinstance(now, MergedIndex) else (cast(PolicyIndex, now),)
+    return kind([index for index in old if len(index)], new, weighed)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 
 from sglang_hybrid.core.density import Density
 from sglang_hybrid.core.hit_density import MAX_DRAWS, SAMPLES
+from sglang_hybrid.core.migration import MergedIndex
 from sglang_hybrid.core.policies import Entry
 
 
@@ -106,3 +107,12 @@ class SampledIndex:
         entries = list(self._entries.values())
         losses = self.policy.losses(entries, now)
         return [entry[2] for _, entry in sorted(zip(losses, entries, strict=True))]
+
+
+class MergedSampledIndex(MergedIndex):
+    """A `MergedIndex` whose new index samples: all candidates are drawn from alike."""
+
+    new: SampledIndex
+
+    def heads(self) -> list[Entry]:
+        return self.new.sample(self.entry, len(self)) or list(self.entries())

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_hybrid.core.costs import ModelCosts
-from sglang_hybrid.core.tuner import Decider
+from sglang_hybrid.core.decider import Decider
 from sglang_hybrid.sim.admission import Admission, parse_admission
 from sglang_hybrid.sim.budget import Budget
 from sglang_hybrid.sim.policy_spec import PRESETS, PolicySpec, parse_policy

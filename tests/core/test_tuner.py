@@ -2,7 +2,8 @@
 
 import pytest
 
-from sglang_hybrid.core.tuner import Bootstrap, Decider
+from sglang_hybrid.core.decider import Decider
+from sglang_hybrid.core.tuner import Bootstrap
 
 LRU, UTILITY, DENSITY = range(3)
 NAMES = ["lru", "utility", "density"]
