@@ -75,9 +75,10 @@ def check(dest: Path, first: str, last: str) -> None:
     tree.build(dest, [])
     tests: list[str] = []
     for patch in series:
-        if not patch.with_suffix(".md").exists():
-            raise SystemExit(f"{patch.name} has no PR text: {patch.with_suffix('.md').name}")
         title = " ".join(_TITLE.search(patch.read_text()).group(1).split())
+        text = patch.with_suffix(".md")
+        if not text.exists() or text.read_text().splitlines()[0] != f"# {title}":
+            raise SystemExit(f"{text.name}, the text of {patch.name}, must begin with '# {title}'")
         print(f"{patch.stem}: {title}", flush=True)
         tree.apply(dest, patch)
         for each in touched(patch):
