@@ -14,13 +14,20 @@ settings.register_profile("night", max_examples=2000, deadline=None)
 FOLDERS_WITH_SERVERS = {"hicache", "matrix", "reports", "server", "soak", "support"}
 _ONE_WORKER = ("soak", "support")
 """Folders whose modules share servers."""
+_LONGEST_FIRST = ("test_each_patch", "test_tracked_positions", "test_alpha_auto", "test_series")
 _SETUPS = [setup.name for setup in SETUPS] + [each.name for each in ALL]
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """Begin with what starts servers: of two workers, one computes while the other waits."""
+    """Begin with what starts servers: of two workers, one computes while the other waits.
+
+    Of the series for SGLang, begin with what takes longest: the workers then end together.
+    """
     items.sort(key=lambda item: item.path.parent.name not in FOLDERS_WITH_SERVERS)
+    if items and all(item.path.parent.name == "patches" for item in items):
+        order = {name: place for place, name in enumerate(_LONGEST_FIRST)}
+        items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,5 +1,6 @@
 """The series applies patch by patch to SGLang's package, and each is green on those before it."""
 
+import itertools
 import subprocess
 import sys
 
@@ -9,8 +10,9 @@ import tree
 pytestmark = [pytest.mark.patches, pytest.mark.timeout(1800)]
 
 NUMBERS = [each.name[:4] for each in tree.patches()]
-_MIDDLE = 2 * len(NUMBERS) // 3  # the second part runs the tests of all besides
-PARTS = [(NUMBERS[0], NUMBERS[_MIDDLE - 1]), (NUMBERS[_MIDDLE], NUMBERS[-1])]
+# The last part runs the tests of all besides.
+_FIRST = [len(NUMBERS) * part // 20 for part in (0, 6, 11, 16, 20)]
+PARTS = [(NUMBERS[first], NUMBERS[end - 1]) for first, end in itertools.pairwise(_FIRST)]
 
 
 @pytest.mark.parametrize(("first", "last"), PARTS)
