@@ -48,7 +48,7 @@ install: $(STAMP)
 
 $(STAMP): setup.py pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[sglang,bench,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -e '.[sglang,bench,dev]'
 	@touch $@
 
 $(SMALL_MODEL)/.complete: $(wildcard sglang_hybrid/model/*.py) | $(STAMP)
