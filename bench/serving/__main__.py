@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from bench import pages
-from bench.serving import arms, plan, plots, report, workloads
+from bench.serving import arms, choice, plan, plots, report, workloads
 from bench.serving.arms import Arm
 from bench.serving.runs import COMMON_FLAGS, Options, Runner
 from bench.serving.spread import CONFIDENCE
@@ -75,8 +75,8 @@ def _run(args: argparse.Namespace, console: Console) -> int:
         args.patched_tree,
         shlex.split(args.patched_flags),
     )
-    chosen, no_workloads = workloads.choose(
-        args.workloads or (workloads.SHORT if args.short else list(workloads.KNOWN)),
+    chosen, no_workloads = choice.choose(
+        args.workloads or (choice.SHORT if args.short else list(choice.KNOWN)),
         args.size,
         _sources(args),
         _changes(args.set),
@@ -152,7 +152,7 @@ def _options(args: argparse.Namespace, chosen: list[Workload]) -> Options:
     rates = {}
     for text in args.rate:
         name, _, value = text.partition("=")
-        if name not in workloads.KNOWN or not _positive(value):
+        if name not in choice.KNOWN or not _positive(value):
             raise ValueError(f"--rate {text}: not WORKLOAD=ARRIVALS_PER_SECOND, such as prefixes=4")
         rates[name] = float(value)
     return Options(
@@ -223,7 +223,7 @@ def _sources(args: argparse.Namespace) -> dict[str, Path]:
         if path is not None and not path.exists():
             raise ValueError(f"{flag} {path} does not exist")
     found: dict[str, Path] = {}
-    for name, kind in workloads.KNOWN.items():
+    for name, kind in choice.KNOWN.items():
         if args.traces and kind.trace:
             for path in (args.traces / f"{kind.trace}.gz", args.traces / kind.trace):
                 if path.exists():
@@ -278,7 +278,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", type=Path, default=Path(SMALL_MODEL), help="folder or name of the model")
     add("--size", choices=workloads.SIZES, default="small", help="of the workloads")
     add("--arms", type=_list, help=f"of {', '.join(arms.NAMES)} (default: all)")
-    add("--workloads", type=_list, help=f"of {', '.join(workloads.KNOWN)} (default: all)")
+    add("--workloads", type=_list, help=f"of {', '.join(choice.KNOWN)} (default: all)")
     add("--seeds", type=_seeds, help=f"default: {SEEDS}; with --short {SHORT_SEEDS}")
     add("--traces", type=Path, help="folder of recorded conversations and arrivals")
     add("--mooncake", type=Path, help="a mooncake trace, instead of that in --traces")

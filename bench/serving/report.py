@@ -14,9 +14,9 @@ from rich.table import Table
 from bench import pages
 from bench.serving import measured
 from bench.serving.arms import NAMES
+from bench.serving.choice import KNOWN as WORKLOADS
 from bench.serving.spread import Difference, paired
 from bench.serving.store import DONE
-from bench.serving.workloads import KNOWN as WORKLOADS
 
 NONE = "none"
 

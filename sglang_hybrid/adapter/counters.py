@@ -63,15 +63,16 @@ class Counters:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "short"}
 
     def count_checkpoint(self, kind: Kind) -> None:
-        name = _CHECKPOINTS_OF[kind]
-        setattr(self, name, getattr(self, name) + 1)
+        self._increment(_CHECKPOINTS_OF[kind])
 
     def count_hit(self, kind: Kind) -> None:
-        name = _HITS_OF[kind]
-        setattr(self, name, getattr(self, name) + 1)
+        self._increment(_HITS_OF[kind])
 
     def count_state_victim(self, live_children: int) -> None:
         if live_children:
             self.evicted_state_interiors += 1
         else:
             self.evicted_state_leaves += 1
+
+    def _increment(self, name: str) -> None:
+        setattr(self, name, getattr(self, name) + 1)

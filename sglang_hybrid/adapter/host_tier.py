@@ -122,7 +122,7 @@ class HostTier:
         With its KV SGLang copies a state that is there by then, and later one of the
         node at which an insert ends. Ours may lie above, or come while the KV is copied.
         """
-        if not self._cache.is_write_back and node.backuped:
+        if self.is_on and not self._cache.is_write_back and node.backuped:
             self._owed[node.id] = node
 
     def pay(self) -> None:

@@ -117,15 +117,13 @@ class HybridMambaComponent(RequestCheckpoints, TieredMamba, ViewDriven, MambaCom
             view.renew(holder, pending.kind)
             return False
         self.tree_core.set_component_device_value(holder.id, self.component_type, slot)
-        host = self.cache.host
-        kept = host.take(holder) if host.is_on else None
+        kept = self.cache.host.take(holder)
         if kept is None:
             view.attach(holder, pending.kind, pending.depth, pending.turn)
         else:  # the host has a copy of it
             view.restore(holder, kept)
             view.renew(holder, pending.kind)
-        if host.is_on:
-            host.owe(holder)
+        self.cache.host.owe(holder)
         self.cache.explainer.places.taken(holder, pending.depth, self._pages)
         self.cache.counters.count_checkpoint(pending.kind)
         return True

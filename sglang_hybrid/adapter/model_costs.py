@@ -60,10 +60,8 @@ def model_costs(
     )
 
 
-def equal_on_all_ranks(
-    costs: ModelCosts, group: torch.distributed.ProcessGroup | None
-) -> ModelCosts:
-    """The largest figures of ``group``'s ranks (None: of all ranks), which all call this.
+def equal_on_all_ranks(costs: ModelCosts, group: torch.distributed.ProcessGroup) -> ModelCosts:
+    """The largest figures of ``group``'s ranks, which all call this.
 
     Ranks weigh states by them and must choose the same victims. They differ where a model is
     not known and its weights are not split evenly.

@@ -10,7 +10,7 @@ pytest.importorskip("numba")
 pytest.importorskip("prometheus_client")
 pytest.importorskip("scipy")
 
-from bench.serving import arms, workloads
+from bench.serving import arms, choice
 from bench.serving.measured import Measured
 from bench.serving.store import DONE
 
@@ -20,7 +20,7 @@ ARMS = {arm.name: arm for arm in arms.KNOWN}
 
 
 def workload(name, **fields):
-    chosen, _ = workloads.choose([name], "small", {}, {})
+    chosen, _ = choice.choose([name], "small", {}, {})
     return type(chosen[0])(**{**vars(chosen[0]), **fields})
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from serving_cases import ARMS, workload
 
-from bench.serving import arms, plan, workloads
+from bench.serving import arms, choice, plan, workloads
 from bench.serving.__main__ import main
 from bench.serving.runs import GUARD, Options, RunFailed, drive, error_end, last_error
 from bench.serving.store import Store
@@ -165,7 +165,7 @@ def test_agentic_traces_go_through_the_chat_endpoint(tmp_path):
 
 def test_sizes_and_fields_can_be_changed():
     changes = {"branching": {"turns": "2-3", "think": "0"}, "prefixes": {"shortest": "0.9"}}
-    branching, prefixes = workloads.choose(["prefixes", "branching"], "full", {}, changes)[0]
+    branching, prefixes = choice.choose(["prefixes", "branching"], "full", {}, changes)[0]
     assert (branching.turns, branching.think, branching.output) == ((2, 3), 0.0, 256)
     assert (prefixes.shortest, prefixes.prefix) == (0.9, 8192)
 

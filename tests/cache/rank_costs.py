@@ -11,5 +11,6 @@ def put_costs_of_rank(rank: int, store: str, results) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2
     )
-    results.put(equal_on_all_ranks(ModelCosts(8.0, 100.0 + rank, 3e12 - rank, 5e6), None))
+    costs = ModelCosts(8.0, 100.0 + rank, 3e12 - rank, 5e6)
+    results.put(equal_on_all_ranks(costs, torch.distributed.group.WORLD))
     torch.distributed.destroy_process_group()
