@@ -24,6 +24,10 @@ SMALL_MODEL := .model
 # Pools of the small model: without them SGLang gives it most of the memory.
 SMALL_MODEL_ARGS := --max-total-tokens 262144 --max-mamba-cache-size 256
 
+# pip does not compile; what is used is compiled at its first import, unless this forbids it:
+# then each of a server's three processes takes half a minute more, at every start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install serve test matrix soak mutants patches-check lint bench paper clean
 
