@@ -25,8 +25,8 @@ _SHOWN_CHARS = 60
 _MAX_TOKENS = 2**31 - 1
 """Bound of integer keys: `/server_info` cannot carry integers beyond 64 bits."""
 
-_START_POLICY = {"auto": "utility"}
-_START_ALPHA = {"auto": 0.5, "utility": 0.5, "marconi": 0.0, "lru": 0.0, "density": 0.0}
+_START_POLICY = {"auto": "density"}
+_START_ALPHA = {"auto": 0.0, "utility": 0.5, "marconi": 0.0, "lru": 0.0, "density": 0.0}
 """Alpha where none is given; what is tuned starts from it."""
 
 

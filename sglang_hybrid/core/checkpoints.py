@@ -1,6 +1,6 @@
 """A checkpoint of the state layers.
 
-The tree itself belongs to whoever holds the pools (SGLang's radix cache, or the simulator).
+The tree itself belongs to whoever holds the pools.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ class Checkpoint:
         last_use: clock of its last use (made, asked for again, or consumed).
         hits: times its state was consumed.
         is_first_victim: whether it goes before all that admission asked for.
-        turn: 0, 1 or 2: how far the conversation of the request that took it was, see
-            `ends`.
+        turn: 0, 1 or 2: how far the conversation of the request that took it was.
     """
 
     depth: int

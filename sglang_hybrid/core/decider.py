@@ -1,7 +1,7 @@
 """Which arm's rules are in force, by what each arm would have saved.
 
-An *arm* is a set of rules (a policy with its alpha, and an admission). `Decider` chooses
-anew after every window of requests, from the savings of one shadow cache per arm. It is a
+An *arm* is a set of rules, such as a policy with its alpha. `Decider` chooses anew after
+every window of requests, from what a cache under each arm would have saved. It is a
 function of what it is told: same calls, same choices.
 """
 
@@ -22,7 +22,7 @@ class Choice:
     Attributes:
         arm: its index.
         reason: `better`: it saved more lately; `guard`: the arm in force saved less than LRU;
-            `tuned`: the search after the bootstrap window found it.
+            `tuned`: a single search found it.
         previous: index of the arm that was in force.
         text: one line for people, with both scores.
     """
@@ -158,8 +158,11 @@ class Decider(Arms):
             f"{self.names[self._in_force]} -> {self.names[self.lru]}: saved less in "
             f"{self._below_lru} windows running, {mine:.4g} against {lru:.4g} in the last"
         )
-        # What it saved before the workload changed must not bring the arm back at once.
-        self._scores[self._in_force] = min(self._scores[self._in_force], self._scores[self.lru])
+        # What arms saved before the workload changed must put none in force that is as bad now.
+        self._scores = [
+            min(score, self._scores[self.lru]) if lru > value * (1 + self.margin) else score
+            for score, value in zip(self._scores, saved, strict=True)
+        ]
         return self._switch(self.lru, "guard", text)
 
     def _better(self) -> Choice | None:

@@ -3,7 +3,7 @@
 KV below the last checkpoint of a path cannot be hit. It stays as evidence for branch
 points until the KV pool needs it, and counts for nothing else: it makes no fork, and a
 checkpoint with only such KV below it is a leaf. Facts that policies compare are read off
-the live tree, so they are those of the replay, which drops such KV at once.
+the live tree, so they are those of a tree that drops such KV at once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Scores as scalar functions: one source for the server and for the compiled replay.
+"""Scores as scalar functions.
 
-They use nothing but arithmetic and `math`, so that numba can compile them as they are.
+They use nothing but arithmetic and `math`, so that they can be compiled as they are.
 """
 
 from __future__ import annotations

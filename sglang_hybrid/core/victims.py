@@ -51,7 +51,7 @@ class VictimIndex:
         return len(self._heaps)
 
     def put(self, key: int, weight: float, last_use: int, depth: int, group: int = 0) -> None:
-        """Add ``key`` or move it to its new place; ``group`` is for `SampledIndex`."""
+        """Add ``key`` or move it to its new place; ``group`` is for other indexes."""
         bucket = weight
         if self.bucket_width:
             bucket = math.floor(weight / self.bucket_width)
@@ -121,7 +121,7 @@ class VictimIndex:
 
 
 class Candidates(Protocol):
-    """What a tier is: a `VictimIndex`, a `SampledIndex`, or several (`MergedIndex`)."""
+    """What a tier is: an index of candidates, such as `VictimIndex`, or several of them."""
 
     def __len__(self) -> int: ...
 

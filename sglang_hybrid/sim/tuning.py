@@ -120,8 +120,8 @@ class Replayed:
 
 
 _AUTO = (
-    "utility:alpha=0.5",
     "density",
+    "utility:alpha=0.5",
     "lru",
     "utility:alpha=0.25",
     "utility:alpha=1",

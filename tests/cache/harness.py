@@ -175,6 +175,8 @@ def make_cache(
     """A cache over pools of its own.
 
     Args:
+        config: keys of ``--cache-config``; without a policy it is `utility`, whose victims are
+            not drawn at random, and nothing tunes it.
         unified, lazy_compaction: whether states and tokens share memory, and when rows move.
         extra_buffer, lazy: the strategy; ``no_buffer`` if neither.
         overlap: whether the overlap schedule is on, which ``no_buffer`` never has.
@@ -205,7 +207,7 @@ def make_cache(
         enable_kv_cache_events=kv_events,
     )
     if cache_class is HybridMarconiCache:
-        cache = cache_class(params, CacheConfig.parse(config or {}), costs, family)
+        cache = cache_class(params, CacheConfig.parse({"policy": "utility", **(config or {})}), costs, family)
     else:
         params.tree_core_backend = tree_core
         cache = cache_class(params)

@@ -46,7 +46,7 @@ def report(saved, *, is_search=False):
 
 
 def tuned(config, client, arms=None):
-    cache = make_cache(config, slots=8, tokens=2400)
+    cache = make_cache({"policy": "auto", **config}, slots=8, tokens=2400)
     admission = admission_of(cache.config, 1, 64)
     if arms is None:
         arms = arms_for(cache.config.policy, admission)
@@ -77,7 +77,7 @@ def test_a_decision_holds_from_the_operation_it_names():
     (decision,) = cache.tuning.pending()
     assert decision.at == 6 and decision.reason == "better"
     cache.tuning.take(decision)
-    assert cache.view.policy.name == "utility" and cache.takes_first_victims
+    assert cache.view.policy.name == "density" and cache.takes_first_victims
     serve(cache, 1, 5)
     assert cache.view.policy.name == "lru" and not cache.takes_first_victims
     state = cache.tuning.status()
@@ -90,11 +90,11 @@ def test_an_arm_that_saves_less_than_lru_gives_way():
     cache = tuned({}, client)
     names = [arm.name for arm in cache.tuning.arms]
     for window in range(30):  # it was far better for long
-        client.reports = [favouring(cache, "density")]
+        client.reports = [favouring(cache, "utility:alpha=1")]
         decide(cache)
         serve(cache, 1, window)
-    assert cache.tuning.status()["arm"] == "density"
-    worse = [0.5 if name == "density" else 1.0 for name in names]
+    assert cache.tuning.status()["arm"] == "utility:alpha=1"
+    worse = [0.5 if name == "utility:alpha=1" else 1.0 for name in names]
     for window in range(2):
         client.reports = [report(worse)]
         decide(cache)

@@ -93,6 +93,18 @@ def test_what_an_arm_saved_before_the_guard_does_not_bring_it_back():
     assert chosen(tuner.update([10, 30, 0])) == (UTILITY, "better")  # it may earn its place
 
 
+def test_what_another_arm_saved_before_the_guard_does_not_put_it_in_force():
+    """If it is below LRU now, too; one that is not may be better at once."""
+    tuner = decider()
+    tuner.update([0, 1000, 990])
+    choices = [chosen(tuner.update([10, 5, 5])) for _ in range(5)]
+    assert choices == [None, (LRU, "guard"), None, None, None]
+    tuner = decider()
+    tuner.update([0, 1000, 990])
+    choices = [chosen(tuner.update([10, 5, 10])) for _ in range(3)]
+    assert choices == [None, (LRU, "guard"), (DENSITY, "better")]
+
+
 def test_an_arm_put_in_force_from_outside_is_judged_from_then_on():
     tuner = decider()
     tuner.update([0, 1000, 1000])

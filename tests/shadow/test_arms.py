@@ -9,13 +9,9 @@ from sglang_hybrid.sim.tuning import ALPHAS, ASKED, Arm, parse_policy
 SHIPPED, STRICT = parse_admission("shipped"), parse_admission("ghost")
 
 
-def test_auto_starts_with_log_utility_and_knows_lru():
+def test_auto_starts_with_density_and_knows_lru():
     arms = arms_for("auto", SHIPPED)
-    assert (arms[0].name, arms[0].policy.alpha, arms[0].admission) == (
-        "utility:alpha=0.5",
-        0.5,
-        None,
-    )
+    assert (arms[0].name, arms[0].admission) == ("density", None)
     assert arms[lru_index(arms)].name == "lru"
     assert {arm.policy.kind for arm in arms} == {"utility", "lru", "marconi", "density"}
     assert len({arm.name for arm in arms}) == len(arms) == 16

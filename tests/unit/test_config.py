@@ -46,7 +46,7 @@ def test_defaults():
     ("text", "alpha"),
     [
         ('{"policy": "utility"}', 0.5),
-        ("{}", 0.5),
+        ("{}", 0.0),
         ('{"policy": "density"}', 0.0),
         ('{"policy": "marconi"}', 0.0),
         ('{"policy": "marconi", "alpha": null}', 0.0),
@@ -63,7 +63,7 @@ def test_alpha_starts_as_the_policy_says(text, alpha):
 @pytest.mark.parametrize(
     ("text", "tuned", "start"),
     [
-        ("{}", True, "utility"),
+        ("{}", True, "density"),
         ('{"policy": "marconi"}', True, "marconi"),
         ('{"policy": "marconi", "tuner": "bootstrap"}', True, "marconi"),
         ('{"policy": "marconi", "alpha": 1}', False, "marconi"),

@@ -19,13 +19,15 @@ pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 def make(tmp_path):
     """Runs `make` in a copy whose interpreter prints what it was called with.
 
-    That is its arguments and the variable ``SOAK_MINUTES``.
+    That is its arguments, the variable ``SOAK_MINUTES``, and whether it keeps what it compiles,
+    which the environment forbids.
     """
     environment = tmp_path / "environment"
     (environment / "bin").mkdir(parents=True)
     program = (
         f"#!{sys.executable}\nimport json, os, sys\n"
-        "print('CALLED', json.dumps([sys.argv, os.environ.get('SOAK_MINUTES')]))\n"
+        "minutes, keeps = os.environ.get('SOAK_MINUTES'), not sys.dont_write_bytecode\n"
+        "print('CALLED', json.dumps([sys.argv, minutes, keeps]))\n"
     )
     for name in ("python", "hybrid-marconi"):
         (environment / "bin" / name).write_text(program)
@@ -43,7 +45,10 @@ def make(tmp_path):
             capture_output=True,
             text=True,
             timeout=60,
-            env={key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS",)},
+            env={
+                **{key: value for key, value in os.environ.items() if key != "MAKEFLAGS"},
+                "PYTHONDONTWRITEBYTECODE": "1",
+            },
         )
         assert done.returncode == 0, done.stderr
         calls = [line for line in done.stdout.splitlines() if line.startswith("CALLED ")]
@@ -55,7 +60,7 @@ def make(tmp_path):
 @pytest.fixture
 def serve(make):
     """Runs `make serve`; returns the arguments of each call."""
-    return lambda *variables: [argv for argv, _ in make("serve", *variables)]
+    return lambda *variables: [argv for argv, _, _ in make("serve", *variables)]
 
 
 def test_small_model_is_written_once_and_served(serve):
@@ -97,7 +102,11 @@ def test_stock_server_with_a_model_and_flags_of_the_user(serve):
 
 
 def test_a_soak_lasts_as_long_as_asked(make):
-    ((argv, minutes),) = make("soak", "MINUTES=7", "ARGS=-x")
+    ((argv, minutes, _),) = make("soak", "MINUTES=7", "ARGS=-x")
     assert minutes == "7" and argv[1:] == ["-m", "pytest", "tests/soak", "-m", "soak", "-x"]
-    ((_, minutes),) = make("soak")
+    ((_, minutes, _),) = make("soak")
     assert minutes == "10"
+
+
+def test_what_is_compiled_is_kept(make):
+    assert [keeps for _, _, keeps in make("test")] == [True]

@@ -48,11 +48,16 @@ def test_it_needs_neither_sglang_nor_torch(tmp_path):
     assert "96 requests" in done.stdout
 
 
+TUNED = "auto:utility:alpha=0.5"
+
+
 def test_table_has_the_figures(replay):
-    status, out, _ = replay("--budget", "1GiB", "--policy", "lru,auto", "--admission", "marconi")
+    status, out, _ = replay(
+        "--budget", "1GiB", "--policy", f"lru,{TUNED}", "--admission", "marconi"
+    )
     assert status == 0
     (lru, _) = sweep(
-        TRACE, "nemotron-h-8b", policies=["lru", "auto"], admissions=["marconi"], budgets=["1GiB"]
+        TRACE, "nemotron-h-8b", policies=["lru", TUNED], admissions=["marconi"], budgets=["1GiB"]
     )
     (row,) = (line for line in out.splitlines() if "lru" in line)
     assert f"{lru.token_hit_rate:.1%}" in row
