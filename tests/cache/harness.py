@@ -207,7 +207,9 @@ def make_cache(
         enable_kv_cache_events=kv_events,
     )
     if cache_class is HybridMarconiCache:
-        cache = cache_class(params, CacheConfig.parse({"policy": "utility", **(config or {})}), costs, family)
+        cache = cache_class(
+            params, CacheConfig.parse({"policy": "utility", **(config or {})}), costs, family
+        )
     else:
         params.tree_core_backend = tree_core
         cache = cache_class(params)
