@@ -29,8 +29,8 @@ from sglang.srt.mem_cache.state_eviction.tuner import (
     arms_of,
 )
 from sglang.srt.mem_cache.state_eviction.tuner_client import WINDOW
-from sglang.test.kits.unified_radix_cache.state_requests import COSTS, hashes_of, workload
-from test_tuner import rare_prefixes, short_talks
+from sglang.test.kits.unified_radix_cache.state_requests import COSTS, workload
+from test_tuner import rare_prefixes, served, short_talks
 
 SLOTS, PAGES = 12, 160
 LATE = 32
@@ -51,8 +51,7 @@ def talks() -> Iterator[ServedRequest]:
 
 
 def mix() -> Iterator[ServedRequest]:
-    for pages, prompt in workload(9, 1920):
-        yield ServedRequest(hashes_of(pages), prompt * PAGE_TOKENS)
+    return (served(*request) for request in workload(9, 1920))
 
 
 WORKLOADS: dict[str, Callable[[], Iterable[ServedRequest]]] = {
@@ -104,8 +103,8 @@ def switch_times(before: Arm, after: Arm, states: int) -> list[float]:
     """Victim before, victim behind the switch, the switch, an admission while states move."""
     times: list[list[float]] = [[], [], [], []]
     cache = new_cache(before, states + 10, 16 * states)
-    for pages, prompt in workload(3, states):
-        cache.serve(ServedRequest(hashes_of(pages), prompt * PAGE_TOKENS))
+    for request in workload(3, states):
+        cache.serve(served(*request))
     order = cache.order
 
     def timed(into: int, call: Callable, *arguments: object) -> None:

@@ -26,7 +26,7 @@ _MAX_TOKENS = 2**31 - 1
 """Bound of integer keys: `/server_info` cannot carry integers beyond 64 bits."""
 
 _START_POLICY = {"auto": "density"}
-_START_ALPHA = {"auto": 0.0, "utility": 0.5, "marconi": 0.0, "lru": 0.0, "density": 0.0}
+_START_ALPHA = {"utility": 0.5, "marconi": 0.0, "lru": 0.0, "density": 0.0}
 """Alpha where none is given; what is tuned starts from it."""
 
 
@@ -183,7 +183,7 @@ class CacheConfig(BaseModel):
     @property
     def effective_alpha(self) -> float:
         """`alpha`, or what the policy starts with where it is not given."""
-        return _START_ALPHA[self.policy] if self.alpha is None else self.alpha
+        return _START_ALPHA[self.start_policy] if self.alpha is None else self.alpha
 
     @property
     def _fixed_alpha(self) -> float | None:
