@@ -25,6 +25,7 @@ class Measured:
     changed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FAULTS, 0))
     margins: list[float] = field(default_factory=list)  # per token, cold run
     margin_noise: list[float] = field(default_factory=list)  # per token, resumed against cold
+    differing: int = 0  # tokens resumed whose greedy choice is not that of the cold run
     outputs: list[list[int]] = field(default_factory=list)
 
 
@@ -69,6 +70,7 @@ def measured(reference) -> Measured:
             result.noise.append(change.abs().max().item())
             moved_margin = -again.gather(1, best).diff(dim=1)[:, 0] - margin
             result.margin_noise += moved_margin.abs().tolist()
+            result.differing += (again.argmax(-1) != torch.tensor(tokens)).sum().item()
         states = (reference.empty(), early, late, other)
         for fault, state in zip(FAULTS, states, strict=True):
             wrong = resume(right.with_state_of(state))
@@ -100,9 +102,11 @@ def test_the_right_state_moves_little(measured):
 
 
 def test_the_greedy_choice_is_clear_of_rounding(measured):
+    """How far rounding moves a margin follows from the CPU's vector width: with 512 bits, the
+    0.9 quantile is 0.04, with 256 it is 0.014, and scalar code moves hardly any."""
+    assert measured.differing <= 0.01 * len(measured.margin_noise)
     noise = quantile(measured.margin_noise, 0.9)
-    clear = [margin > noise for margin in measured.margins]
-    assert sum(clear) >= 0.99 * len(clear), (noise, sorted(measured.margins)[:10])
+    assert quantile(measured.margins, 0.5) >= 20 * noise
 
 
 def test_outputs_are_not_degenerate(measured):
