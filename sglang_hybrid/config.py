@@ -189,6 +189,12 @@ class CacheConfig(BaseModel):
     def _fixed_alpha(self) -> float | None:
         return None if self.policy == "density" else self.effective_alpha
 
+    def policy_in_words(self) -> str:
+        """The policy, and what is in force at start-up."""
+        start = self.start_policy
+        words = start if start == self.policy else f"{self.policy}, at first {start}"
+        return words if start in ("lru", "density") else f"{words}, alpha {self.effective_alpha:g}"
+
     def effective(self) -> dict[str, Any]:
         """Every key with the value in effect, ready for JSON."""
         return {**self.model_dump(), "alpha": None if self.is_tuned else self._fixed_alpha}

@@ -30,10 +30,8 @@ def create_cache(ctx: TreeCacheBuildContext, config: CacheConfig) -> HybridMarco
     if ctx.tp_size > 1:
         costs = equal_on_all_ranks(costs, params.tp_cache_group)
     logger.info(
-        "hybrid-marconi: policy %s, alpha %g; a checkpoint takes %d bytes, "
-        "as much as the KV of %.0f tokens.",
-        config.policy,
-        config.effective_alpha,
+        "hybrid-marconi: policy %s; a checkpoint takes %d bytes, as much as the KV of %.0f tokens.",
+        config.policy_in_words(),
         costs.state_bytes,
         costs.state_bytes / max(costs.kv_bytes_per_token, 1),
     )

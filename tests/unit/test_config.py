@@ -216,3 +216,17 @@ def test_documentation_has_every_key():
     for key in KEYS:
         assert f"| `{key}` |" in table
         assert key in help_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{}", "auto, at first density"),
+        ('{"policy": "density"}', "density"),
+        ('{"policy": "lru"}', "lru"),
+        ('{"policy": "marconi", "alpha": 2}', "marconi, alpha 2"),
+        ('{"policy": "utility", "alpha": 0.25}', "utility, alpha 0.25"),
+    ],
+)
+def test_the_policy_in_words_names_an_alpha_only_where_there_is_one(text, words):
+    assert CacheConfig.parse(text).policy_in_words() == words
