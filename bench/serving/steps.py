@@ -81,6 +81,22 @@ def main(argv: list[str] | None = None) -> int:
         return _refuse("--arms names one arm; at least two are compared")
     if not args.model.exists():
         return _refuse(f"no {args.model}; make it with `hybrid-marconi make-model {args.model}`")
+    try:
+        contenders = _measure(args, chosen)
+    except RuntimeError as error:  # a server that does not start, with the end of its log
+        print(f"steps: {error}", file=sys.stderr)
+        return 1
+    table = report(chosen, contenders)
+    print(table)
+    if args.json:
+        runs = [{"arm": one.arm.name, "seconds": one.seconds} for one in contenders]
+        args.json.write_text(json.dumps({"work": WORK, "at_once": AT_ONCE, "servers": runs}))
+    if args.fill:
+        pages.fill(args.fill, "serving-steps", table)
+    return 0
+
+
+def _measure(args: argparse.Namespace, chosen: Sequence[Arm]) -> list[Contender]:
     flags = [*COMMON_FLAGS, *SMALL_FLAGS.split(), *SMALL_POOLS["pressure"].split()]
     with contextlib.ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -96,14 +112,7 @@ def main(argv: list[str] | None = None) -> int:
                 contender.signal(signal.SIGSTOP)
                 contenders.append(contender)
         _take_turns(contenders, args.rounds)
-    table = report(chosen, contenders)
-    print(table)
-    if args.json:
-        runs = [{"arm": one.arm.name, "seconds": one.seconds} for one in contenders]
-        args.json.write_text(json.dumps({"work": WORK, "at_once": AT_ONCE, "servers": runs}))
-    if args.fill:
-        pages.fill(args.fill, "serving-steps", table)
-    return 0
+        return contenders
 
 
 def _start(
